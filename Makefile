@@ -1,0 +1,34 @@
+# Two commands from a machine that has only Python, venv and make: `make run` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: run test format clean help
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+# constraints.txt pins every version that is tested; torch among them, whose newest build
+# would bring gigabytes of CUDA packages along.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1' -c constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group dev -e .
+	@touch $(READY)
+
+run: $(READY)  ## diagnose an LSTM on copy data and draw its decay curve
+	$(BIN)/python examples/diagnose_copy.py
+
+test: $(READY)  ## format, lint, types, tests, doctests, examples
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+format: $(READY)  ## rewrite the sources in the project's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## remove the environment and everything generated
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist runs

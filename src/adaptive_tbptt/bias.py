@@ -1,0 +1,139 @@
+"""Bound the bias of truncating at K: Theorem 1, E(K) absolute and Delta(K) relative.
+
+Pure functions of arrays, in log space. The bound M on ||dH/dtheta|| is left out: it cancels in
+the ratio, so `absolute` is in units of M.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .decay import DecayFit
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class BiasCurve:
+    """Bounds on the bias for every truncation length k = 0..window.
+
+    Attributes:
+        log_absolute: `(window + 1,)`, log E(k), in units of M.
+        log_relative: `(window + 1,)`, log Delta(k); +inf where there is no bound.
+        fit: the decay that the tail rests on.
+    """
+
+    log_absolute: Array = field(repr=False)
+    log_relative: Array = field(repr=False)
+    fit: DecayFit
+
+    @property
+    def window(self) -> int:
+        """The largest lag measured."""
+        return len(self.log_absolute) - 1
+
+    @property
+    def absolute(self) -> Array:
+        """`(window + 1,)`: E(k), in units of M."""
+        return _exp(self.log_absolute)
+
+    @property
+    def relative(self) -> Array:
+        """`(window + 1,)`: Delta(k); infinite where there is no bound."""
+        return _exp(self.log_relative)
+
+    def relative_at(self, k: int) -> float:
+        """Return Delta(k) for any k; beyond the window it falls as the fitted decay does."""
+        beyond = max(k - self.window, 0)
+        log_value = float(self.log_relative[min(k, self.window)])
+        if beyond and math.isfinite(log_value):
+            log_value += beyond * self.fit.log_beta
+        return float(_exp(np.asarray(log_value)))
+
+
+def bias_bound(phi: ArrayLike, fit: DecayFit, gradient_norms: ArrayLike | None = None) -> BiasCurve:
+    """Bound the absolute and the relative bias of the gradient truncated at every K.
+
+        E(K) = sum_{k=K+1}^{tau-1} E phi_k + E phi_tau / (1 - beta)       K < tau
+        E(K) = E phi_tau * beta^(K+1-tau) / (1 - beta)                    K >= tau
+        Delta(K) = E(K) / max_k (||E g_k|| - E(k))
+
+    The paper prints beta^(K-tau) in the second line; the tail from K+1 on has one factor more, and
+    with it both lines agree at K = tau - 1.
+
+    Args:
+        phi: `(window + 1,)` mean norms, `LagProfile.mean`.
+        fit: from `fit_decay`.
+        gradient_norms: `(window + 1,)`, ||E g_k|| in units of M, or a stand-in for it. None takes
+            the sums of phi and the max over k <= K, as printed: a heuristic, since the triangle
+            inequality makes the sums an upper bound of what they replace. Given, every k of the
+            window is used; the authors' release gives `LagProfile.cumulative_norms`.
+
+    >>> from adaptive_tbptt import fit_decay
+    >>> phi = 0.5 ** np.arange(11.0)
+    >>> curve = bias_bound(phi, fit_decay(phi))
+    >>> bool(np.isclose(curve.absolute[3], 0.5**4 / (1 - 0.5)))
+    True
+    """
+    values = np.asarray(phi, dtype=np.float64)
+    if values.ndim != 1 or len(values) <= fit.tau:
+        raise ValueError(
+            f"phi must be (window + 1,) with more than tau = {fit.tau} lags, got {values.shape}"
+        )
+    norms = None
+    if gradient_norms is not None:
+        norms = np.asarray(gradient_norms, dtype=np.float64)
+        if norms.shape != values.shape:
+            raise ValueError(f"gradient_norms must be {values.shape} like phi, got {norms.shape}")
+    log_beta = np.array([fit.log_beta])
+    log_absolute, log_relative = log_bounds(values[:, None], log_beta, fit.tau, norms)
+    return BiasCurve(log_absolute[:, 0], log_relative[:, 0], fit)
+
+
+def log_bounds(
+    phi: Array, log_beta: Array, tau: int, gradient_norms: Array | None = None
+) -> tuple[Array, Array]:
+    """Return log E and log Delta for many curves at once.
+
+    Args:
+        phi: `(window + 1, curves)`.
+        log_beta: `(curves,)`.
+        tau: shared by all curves.
+        gradient_norms: `(window + 1,)` or `(window + 1, curves)`.
+    """
+    log_phi = _log(phi)
+    decays = log_beta < 0.0
+    rate = np.where(decays, log_beta, -1.0)
+    tail = log_phi[tau] - np.log1p(-np.exp(rate))  # phi_tau / (1 - beta)
+    beyond = tail + np.arange(1, len(phi) - tau + 1)[:, None] * rate
+    terms = np.vstack([tail, log_phi[tau - 1 : 0 : -1]]) if tau > 0 else beyond[:0]
+    before = np.logaddexp.accumulate(terms)[::-1] if tau > 0 else terms
+    log_absolute = np.where(decays, np.vstack([before, beyond]), np.inf)
+
+    # The denominator is a difference, so it is taken outside log space, in units of max phi.
+    unit = log_phi.max(axis=0)
+    unit = np.where(np.isfinite(unit), unit, 0.0)
+    lost = _exp(log_absolute - unit)
+    if gradient_norms is None:
+        kept = np.cumsum(_exp(log_phi - unit), axis=0)
+        denominator = np.maximum.accumulate(kept - lost)
+    else:
+        norms = gradient_norms if gradient_norms.ndim == 2 else gradient_norms[:, None]
+        kept = _exp(_log(norms) - unit)
+        denominator = np.broadcast_to((kept - lost).max(axis=0), log_absolute.shape)
+    bounded = denominator > 0.0
+    log_denominator = _log(np.where(bounded, denominator, 1.0)) + unit
+    return log_absolute, np.where(bounded, log_absolute - log_denominator, np.inf)
+
+
+def _log(values: Array) -> Array:
+    return np.log(values, out=np.full_like(values, -np.inf), where=values > 0.0)
+
+
+def _exp(logs: Array) -> Array:
+    with np.errstate(over="ignore", under="ignore"):
+        return np.exp(logs)

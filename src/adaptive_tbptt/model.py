@@ -1,0 +1,275 @@
+"""One face for every recurrent module: a core that carries the state, a head that reads it out.
+
+PyTorch's RNN, GRU, LSTM and their cells work as they are; so does any module with
+`forward(inputs, state) -> (outputs, state)`. A module may also expose `core(inputs, state) ->
+(features, state)` and `head(features) -> outputs`; then the head is evaluated only where a loss
+needs it, and the gradient at lag 0 can be measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .state import BatchDims, State, batch_dims, leaves, map_leaves, named_leaves, select_rows
+from .undisturbed import undisturbed
+
+Nest = Any
+LossFn = Callable[[Any, Any], Tensor]
+
+
+def rows_of(inputs: Nest) -> int:
+    """Return the number of rows (the batch size) of time-first inputs."""
+    return leaves(inputs)[0].shape[1]
+
+
+def steps_of(inputs: Nest) -> int:
+    """Return the number of time steps of time-first inputs."""
+    return leaves(inputs)[0].shape[0]
+
+
+def slice_steps(nest: Nest, start: int, stop: int | None) -> Nest:
+    """Cut steps `start` to `stop` out of a time-first nest."""
+    return map_leaves(lambda leaf: leaf[start:stop], nest)
+
+
+def swap_time_and_batch(nest: Nest) -> Nest:
+    """Turn a time-first nest into a batch-first one, or back."""
+    return map_leaves(lambda leaf: leaf.transpose(0, 1), nest)
+
+
+def check_steps(inputs: Nest, targets: Nest, resets: Tensor | None) -> None:
+    """Refuse inputs, targets and resets that do not have the same steps and rows."""
+    parts = {"inputs": inputs, "targets": targets, "resets": resets}
+    for name, nest in parts.items():
+        for leaf in leaves(nest):
+            if leaf.dim() < 2:
+                raise ValueError(
+                    f"{name} must be (time, batch, ...), got shape {tuple(leaf.shape)}"
+                )
+            if leaf.shape[:2] != leaves(inputs)[0].shape[:2]:
+                raise ValueError(
+                    f"{name} have (time, batch) = {tuple(leaf.shape[:2])}, the inputs "
+                    f"{tuple(leaves(inputs)[0].shape[:2])}: every step of every row needs both"
+                )
+
+
+def check_finite(inputs: Nest) -> None:
+    """Refuse NaN and infinity, naming the first step that has one."""
+    for name, leaf in named_leaves(inputs):
+        if leaf.is_floating_point() and not torch.isfinite(leaf).all():
+            bad = ~torch.isfinite(leaf).flatten(1).all(dim=1)
+            step = int(bad.nonzero()[0])
+            where = "" if name == "state" else f" (leaf '{name}')"
+            raise ValueError(f"the inputs are NaN or infinite at step {step}{where}")
+
+
+class Recurrent:
+    """A recurrent module seen through `core`, `head` and `initial_state`, always time first.
+
+    Args:
+        module: the user's module; it is used, never changed.
+        batch_first: whether the module takes `(batch, time, ...)`. None asks the module's own
+            `batch_first` attribute.
+        state_batch_dim: batch dimension of every state leaf. None finds it by comparing the
+            state of one row with that of two.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        batch_first: bool | None = None,
+        state_batch_dim: int | None = None,
+    ) -> None:
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, got {type(module).__name__}")
+        if getattr(module, "bidirectional", False):
+            raise ValueError(
+                "a bidirectional module reads the future, so it has no truncated gradient; "
+                "use a unidirectional one"
+            )
+        self.module = module
+        self.batch_first = bool(
+            getattr(module, "batch_first", False) if batch_first is None else batch_first
+        )
+        self.state_batch_dim = state_batch_dim
+        self._is_cell = isinstance(module, nn.RNNCellBase)
+        self._is_layer = isinstance(module, nn.RNNBase)
+        self._splits = callable(getattr(module, "core", None)) and callable(
+            getattr(module, "head", None)
+        )
+        self._dims: BatchDims | None = None
+        self._start: State = None
+
+    @property
+    def has_features(self) -> bool:
+        """Whether the readout's input is exposed, so that lag 0 can be measured."""
+        return self._splits or self._is_cell or self._is_layer
+
+    def core(self, inputs: Nest, state: State) -> tuple[Any, State]:
+        """Run the recurrence over time-first `inputs`; return features (or outputs) and state."""
+        if self.batch_first:
+            inputs = swap_time_and_batch(inputs)
+        if self._is_cell:
+            return self._run_cell(inputs, state)
+        run: Any = self.module.core if self._splits else self.module
+        result = run(inputs, state)
+        if not (isinstance(result, tuple) and len(result) == 2):
+            raise TypeError(
+                f"{type(self.module).__name__} must return (outputs, state), got "
+                f"{type(result).__name__}; wrap it in a module that returns the two"
+            )
+        return result
+
+    def head(self, features: Any) -> Any:
+        """Turn features into outputs; the identity where the module has no head."""
+        if not self._splits:
+            return features
+        read_out: Any = self.module.head
+        return read_out(features)
+
+    def loss(self, loss_fn: LossFn, features: Any, targets: Nest) -> Tensor:
+        """Evaluate head and loss; targets are time first and handed over in the model's layout."""
+        if self.batch_first:
+            targets = swap_time_and_batch(targets)
+        value = loss_fn(self.head(features), targets)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(
+                f"loss_fn must return a scalar, the mean over time and batch; got {got}. "
+                "Use reduction='mean'"
+            )
+        return value.reshape(())
+
+    def initial_state(self, inputs: Nest) -> State:
+        """Return the state that `None` stands for, one row per row of `inputs`.
+
+        A module's own `initial_state(rows)` is asked first, so that a learned initial state keeps
+        its gradient. Otherwise it is zero, which is checked once against what the module does
+        with `None`.
+        """
+        self._learn_layout(inputs)
+        rows = rows_of(inputs)
+        own = getattr(self.module, "initial_state", None)
+        if callable(own):
+            return own(rows)
+        if self._start is None:
+            raise ValueError(
+                f"{type(self.module).__name__} does not start from zero and does not say from "
+                "what: pass state=, ask for burn_in >= 1, or give it a method "
+                "initial_state(rows)"
+            )
+        first = torch.zeros(rows, dtype=torch.long)
+        return select_rows(self._start, first, self.dims(inputs))
+
+    def dims(self, inputs: Nest) -> BatchDims:
+        """Return the batch dimension of each state leaf."""
+        self._learn_layout(inputs)
+        return self.known_dims
+
+    @property
+    def known_dims(self) -> BatchDims:
+        """The batch dimension of each state leaf, once inputs were seen."""
+        if self._dims is None:
+            raise RuntimeError("the layout of the state is known once inputs were seen: call dims")
+        return self._dims
+
+    def place(self, nest: Nest) -> Nest:
+        """Move tensors to the device of the model."""
+        home = next(chain(self.module.parameters(), self.module.buffers()), None)
+        return nest if home is None else map_leaves(lambda x: x.to(home.device), nest)
+
+    def components(self, nest: State) -> dict[str, Tensor]:
+        """Split a state, or its gradient, into `(rows, dims)` parts: layer by layer, h and c apart.
+
+        Dimensions before a leaf's batch dimension are layers, those after it are flattened.
+        """
+        parts = {}
+        names = {"0": "h", "1": "c"} if self._is_lstm_state(nest) else {"state": "h"}
+        for (name, leaf), dim in zip(named_leaves(nest), self.known_dims, strict=True):
+            if dim is None or not leaf.is_floating_point():
+                continue
+            layers = leaf.reshape(-1, leaf.shape[dim], leaf.shape[dim + 1 :].numel())
+            for i, layer in enumerate(layers):
+                label = names.get(name, name)
+                parts[label if dim == 0 else f"{label}[{i}]"] = layer
+        return parts
+
+    def _is_lstm_state(self, state: State) -> bool:
+        lstm = any(isinstance(m, nn.LSTM | nn.LSTMCell) for m in self.module.modules())
+        return lstm and type(state) is tuple and [type(x) for x in state] == [Tensor, Tensor]
+
+    def check_rows(self, state: State, inputs: Nest) -> None:
+        """Refuse a state that was made for another number of rows."""
+        rows = rows_of(inputs)
+        dims = self.dims(inputs)
+        named = list(named_leaves(state))
+        if len(named) != len(dims):
+            raise ValueError(f"the state has {len(named)} tensors, the model carries {len(dims)}")
+        for (name, leaf), dim in zip(named, dims, strict=True):
+            if dim is not None and leaf.shape[dim] != rows:
+                raise ValueError(
+                    f"state leaf '{name}' has {leaf.shape[dim]} rows, the inputs have {rows}"
+                )
+
+    def _run_cell(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        hidden = []
+        for x in inputs:
+            state = self.module(x, state)
+            hidden.append(state[0] if isinstance(state, tuple) else state)
+        return torch.stack(hidden), state
+
+    def _learn_layout(self, inputs: Nest) -> None:
+        """Run one step on one row and on that row twice; compare the states that come out."""
+        if self._dims is not None:
+            return
+        row = map_leaves(lambda leaf: leaf[:1, :1], inputs)
+        pair = map_leaves(lambda leaf: torch.cat([leaf, leaf], dim=1), row)
+        with undisturbed(self.module, train=False), torch.no_grad():
+            one, two = self.core(row, None)[1], self.core(pair, None)[1]
+            if not leaves(one):
+                raise ValueError(
+                    f"{type(self.module).__name__} returned a state without tensors: "
+                    "there is nothing to backpropagate through"
+                )
+            zero = map_leaves(torch.zeros_like, one)
+            if _same(self.core(row, zero)[1], one):
+                self._start = zero
+        if self.state_batch_dim is None:
+            dims = batch_dims(one, two)
+        else:
+            dims = [self.state_batch_dim] * len(leaves(one))
+        first = select_rows(two, torch.zeros(1, dtype=torch.long), dims)
+        if not _same(first, one):
+            raise ValueError(
+                "rows are not independent: a row's state changes with the rows beside it, so "
+                "the gradient of one loss cannot be told from that of the others"
+            )
+        self._dims = dims
+
+
+def as_recurrent(
+    model: nn.Module | Recurrent,
+    *,
+    batch_first: bool | None = None,
+    state_batch_dim: int | None = None,
+) -> Recurrent:
+    """Wrap `model` unless it is wrapped already."""
+    if isinstance(model, Recurrent):
+        return model
+    return Recurrent(model, batch_first=batch_first, state_batch_dim=state_batch_dim)
+
+
+def _same(a: State, b: State) -> bool:
+    """Equal up to rounding: kernels may sum in another order for another batch size."""
+    pairs = zip(leaves(a), leaves(b), strict=True)
+    return all(
+        x.shape == y.shape
+        and torch.allclose(x.double(), y.double(), rtol=1e-3, atol=1e-5, equal_nan=True)
+        for x, y in pairs
+    )

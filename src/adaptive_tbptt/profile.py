@@ -1,0 +1,91 @@
+"""What the probe measured: the gradient norms of one batch of losses, lag by lag."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .decay import resolve
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LagProfile:
+    """phi_k = ||dL_s / dh_{s-k}|| for k = 0..window, one column per sampled loss.
+
+    Lag 0 is the gradient with respect to what the readout of step s sees. For k >= 1 it is the
+    gradient with respect to the whole state that enters step s-k+1.
+
+    Attributes:
+        state_norms: `(window + 1, samples)`; row 0 is NaN where lag 0 is not exposed.
+        component_norms: the same for each part of the state (layer by layer, h and c apart).
+        cumulative_gradient: `(window + 1, dims)`, E_s sum_{j<=k} dL_s/dh_{s-j}.
+        floor: norms below it are not resolved by the number format of the gradients.
+        train: whether the model was in training mode.
+        burn_in: steps that warmed the state up before the window.
+    """
+
+    state_norms: Array
+    component_norms: dict[str, Array] = field(repr=False)
+    cumulative_gradient: Array = field(repr=False)
+    floor: float = 0.0
+    train: bool = False
+    burn_in: int = 0
+
+    @property
+    def window(self) -> int:
+        """Number of lags measured (R in Algorithm 1, W in the experiments)."""
+        return self.state_norms.shape[0] - 1
+
+    @property
+    def samples(self) -> int:
+        """Number of losses sampled."""
+        return self.state_norms.shape[1]
+
+    @property
+    def measured(self) -> Array:
+        """`state_norms` with 0 at lag 0 where it was not exposed, which can only enlarge k."""
+        return np.nan_to_num(self.state_norms, nan=0.0)
+
+    @property
+    def mean(self) -> Array:
+        """`(window + 1,)`: E phi_k over the samples (Eq. empirical_expectation)."""
+        return self.measured.mean(axis=1)
+
+    @property
+    def cumulative_norms(self) -> Array:
+        """`(window + 1,)`: ||E_s sum_{j<=k} dL_s/dh_{s-j}||; the authors' release divides by it."""
+        return np.linalg.norm(self.cumulative_gradient, axis=1)
+
+    @property
+    def underflowed(self) -> NDArray[np.bool_]:
+        """`(window + 1,)`: lags whose mean fell below the floor of the number format."""
+        last, tail = resolve(self.mean, self.floor)
+        lags = np.arange(self.window + 1)
+        return (lags > last) & (tail == "underflow")
+
+    @staticmethod
+    def concatenate(profiles: Sequence[LagProfile]) -> LagProfile:
+        """Join profiles of the same model at the same parameters into one with more samples."""
+        if not profiles:
+            raise ValueError("expected at least one profile")
+        first = profiles[0]
+        if any(p.window != first.window for p in profiles):
+            raise ValueError("profiles to join must have the same window")
+        weights = np.array([p.samples for p in profiles], dtype=np.float64)
+        total = sum(w * p.cumulative_gradient for w, p in zip(weights, profiles, strict=True))
+        return LagProfile(
+            state_norms=np.concatenate([p.state_norms for p in profiles], axis=1),
+            component_norms={
+                name: np.concatenate([p.component_norms[name] for p in profiles], axis=1)
+                for name in first.component_norms
+            },
+            cumulative_gradient=np.asarray(total / weights.sum()),
+            floor=first.floor,
+            train=first.train,
+            burn_in=first.burn_in,
+        )

@@ -1,0 +1,265 @@
+"""Is the model stable, data-dependent stable, or only decaying in expectation?
+
+The paper's point ('Vanishing and exploding bounds') is that trained RNNs are usually the third
+without being the first two: one step may stretch the state, yet the gradient decays on average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .decay import DecayFit
+from .model import Nest, Recurrent, as_recurrent, slice_steps
+from .state import State, join_rows, leaves, map_leaves, select_rows
+from .undisturbed import undisturbed
+from .unroll import unroll
+
+
+@dataclass(frozen=True)
+class Stability:
+    """Which of the paper's three notions of decay the model satisfies.
+
+    Attributes:
+        stable: whether a sufficient condition for a contraction holds (Miller and Hardt, 2019);
+            None where no condition is known for the module.
+        condition: the numbers behind `stable`, as a sentence.
+        jacobian_norm: largest ||dh_t/dh_{t-1}|| over the observed states and inputs.
+        fit: the decay in expectation.
+    """
+
+    stable: bool | None
+    condition: str
+    jacobian_norm: float
+    fit: DecayFit
+
+    @property
+    def data_dependent_stable(self) -> bool:
+        """Whether no observed step stretches the state (Eq. lipschitz_restrict on the data)."""
+        return self.stable is True or self.jacobian_norm < 1.0
+
+    @property
+    def decays(self) -> bool:
+        """Whether the gradient decays in expectation (A-1)."""
+        return self.fit.decays
+
+    @property
+    def verdict(self) -> str:
+        """One sentence that says which of the three it is."""
+        stretch = f"one step changes the state by a factor of up to {self.jacobian_norm:.3g}"
+        decay = f"beta={self.fit.beta:.4g} from lag {self.fit.tau} on"
+        if self.stable:
+            return f"stable: {self.condition}"
+        if self.data_dependent_stable:
+            return f"stable on this data, not shown to be in general: {stretch}"
+        if self.decays:
+            return f"decaying in expectation though unstable: {decay}, yet {stretch}"
+        return f"not decaying: {decay}, and {stretch}"
+
+
+def stability(
+    model: nn.Module | Recurrent,
+    inputs: Nest,
+    fit: DecayFit,
+    *,
+    resets: Tensor | None = None,
+    burn_in: int = 0,
+    samples: int = 512,
+    seed: int = 0,
+) -> Stability:
+    """Classify the model at its present parameters.
+
+    Args:
+        model: any recurrent module.
+        inputs: `(time, rows, ...)`, time first: where to observe states and inputs.
+        fit: the decay measured on such data.
+        resets: `(time, rows)`, as in a stream.
+        burn_in: leading steps whose states are not used.
+        samples: number of observed (state, input) pairs, drawn at random, whose Jacobian is taken.
+        seed: of that draw and of the power iteration.
+
+    The model runs in eval mode: stability is a property of the recurrence, not of its dropout.
+    """
+    recurrent = as_recurrent(model)
+    inputs = recurrent.place(inputs)
+    with undisturbed(recurrent.module, train=False):
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad(), _largest_inputs(recurrent.module) as largest:
+            steps = list(unroll(recurrent, inputs, recurrent.initial_state(inputs), resets))
+        states = [step.entering for step in steps[burn_in:]]
+        dims = recurrent.dims(inputs)
+        pairs = len(states) * leaves(inputs)[0].shape[1]
+        picks = torch.randperm(pairs, generator=generator)[:samples]
+        state = select_rows(join_rows(states, dims), picks, dims)
+        x = map_leaves(
+            lambda leaf: leaf.flatten(0, 1)[picks.to(leaf.device)][None],
+            slice_steps(inputs, burn_in, None),
+        )
+        norms = jacobian_norms(recurrent, x, state, seed=seed)
+    stable, condition = contraction(recurrent.module, largest)
+    return Stability(stable, condition, float(norms.max()), fit)
+
+
+def jacobian_norms(
+    recurrent: Recurrent,
+    inputs: Nest,
+    state: State,
+    *,
+    iterations: int = 100,
+    tolerance: float = 1e-3,
+    seed: int = 0,
+) -> Tensor:
+    """Return ||dh_t/dh_{t-1}|| for every row of one step, by power iteration on J^T J.
+
+    J v comes from differentiating J^T u with respect to u, so any module that can be
+    differentiated twice will do. Power iteration approaches the norm from below.
+
+    Args:
+        recurrent: the model.
+        inputs: `(1, rows, ...)`.
+        state: state entering that step.
+        iterations: at most this many; arbitrary.
+        tolerance: stop when no row's estimate still grows by this fraction.
+        seed: of the starting vectors.
+    """
+    recurrent.dims(inputs)
+    with torch.enable_grad():
+        state = map_leaves(lambda x: x.detach().requires_grad_(x.is_floating_point()), state)
+        _, after = recurrent.core(inputs, state)
+        before = [x for x in leaves(state) if x.requires_grad]
+        outcome = [x for x in leaves(after) if x.requires_grad]
+        u = [torch.zeros_like(x, requires_grad=True) for x in outcome]
+        pullback = torch.autograd.grad(
+            outcome, before, u, create_graph=True, allow_unused=True, materialize_grads=True
+        )
+        generator = torch.Generator().manual_seed(seed)
+        v: Any = map_leaves(
+            lambda x: torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x), state
+        )
+        norms = torch.zeros(())
+        for _ in range(iterations):
+            v = _normalise(recurrent, v)
+            along = torch.autograd.grad(
+                pullback,
+                u,
+                [d for d, x in zip(leaves(v), leaves(state), strict=True) if x.requires_grad],
+                retain_graph=True,
+            )
+            image = _like(after, along)
+            previous, norms = norms, _row_norms(recurrent, image)
+            if bool((norms <= previous * (1 + tolerance)).all()):
+                break
+            v = _like(
+                state,
+                torch.autograd.grad(
+                    outcome,
+                    before,
+                    along,
+                    retain_graph=True,
+                    allow_unused=True,
+                    materialize_grads=True,
+                ),
+            )
+    return norms.detach()
+
+
+def contraction(module: nn.Module, largest: dict[nn.Module, float]) -> tuple[bool | None, str]:
+    """Check the known sufficient conditions of Miller and Hardt, layer by layer.
+
+    Simple RNN: ||W||_2 < 1, tanh and ReLU being 1-Lipschitz. LSTM, in the infinity norm:
+    ||W_i||, ||W_o|| < 1 - f, ||W_z|| <= (1 - f) / 4 and ||W_f|| < (1 - f)^2, where f bounds the
+    forget gate for inputs no larger than those observed; then a few steps together contract.
+
+    Args:
+        module: the user's module; every RNN and LSTM in it is looked at.
+        largest: the largest |x| that each of them was given.
+    """
+    found: list[tuple[bool, str]] = []
+    for name, part in module.named_modules():
+        label = f"'{name}' " if name else ""
+        for suffix in _layers(part):
+            if isinstance(part, nn.RNN | nn.RNNCell):
+                weight = getattr(part, f"weight_hh{suffix}")
+                norm = float(torch.linalg.matrix_norm(weight.detach().double(), 2))
+                found.append((norm < 1.0, f"{label}||W{suffix}||={norm:.3g}"))
+            elif isinstance(part, nn.LSTM | nn.LSTMCell) and not getattr(part, "proj_size", 0):
+                # An upper layer reads h of the one below, which is smaller than 1.
+                bound = largest.get(part, float("inf")) if suffix in ("", "_l0") else 1.0
+                found.append(_lstm_condition(part, suffix, bound, label))
+            else:
+                return None, f"no sufficient condition is known for {type(part).__name__}"
+    if not found:
+        return None, f"no sufficient condition is known for {type(module).__name__}"
+    return all(ok for ok, _ in found), "; ".join(text for _, text in found)
+
+
+def _lstm_condition(part: nn.Module, suffix: str, largest: float, label: str) -> tuple[bool, str]:
+    w_i, w_f, w_z, w_o = getattr(part, f"weight_hh{suffix}").detach().double().chunk(4)
+    reach = w_f.abs().sum(dim=1)
+    reach += largest * getattr(part, f"weight_ih{suffix}").detach().double().chunk(4)[1].abs().sum(
+        1
+    )
+    if getattr(part, "bias", False) is not False:
+        for bias in (f"bias_ih{suffix}", f"bias_hh{suffix}"):
+            reach += getattr(part, bias).detach().double().chunk(4)[1]
+    gap = 1.0 - float(torch.sigmoid(reach.max()))
+    i, f, z, o = (float(w.abs().sum(dim=1).max()) for w in (w_i, w_f, w_z, w_o))
+    ok = i < gap and o < gap and z <= gap / 4 and f < gap**2
+    return ok, (
+        f"{label}layer{suffix}: forget gate up to {1 - gap:.3g}, ||W_i||={i:.3g}, "
+        f"||W_f||={f:.3g}, ||W_z||={z:.3g}, ||W_o||={o:.3g}"
+    )
+
+
+def _layers(part: nn.Module) -> list[str]:
+    if isinstance(part, nn.RNNBase):
+        return [f"_l{i}" for i in range(part.num_layers)]
+    return [""] if isinstance(part, nn.RNNCellBase) else []
+
+
+@contextmanager
+def _largest_inputs(module: nn.Module) -> Iterator[dict[nn.Module, float]]:
+    """Note the largest |x| given to each recurrent part while the block runs."""
+    largest: dict[nn.Module, float] = {}
+
+    def note(part: nn.Module, args: tuple[Any, ...]) -> None:
+        largest[part] = max(largest.get(part, 0.0), float(args[0].abs().max()))
+
+    handles = [m.register_forward_pre_hook(note) for m in module.modules() if _layers(m)]
+    try:
+        yield largest
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _like(nest: State, values: Any) -> State:
+    """Put `values` in the place of the leaves that carry a gradient, zeros in that of others."""
+    remaining = iter(values)
+    return map_leaves(lambda x: next(remaining) if x.requires_grad else torch.zeros_like(x), nest)
+
+
+def _row_norms(recurrent: Recurrent, state: State) -> Tensor:
+    parts = recurrent.components(state).values()
+    return torch.stack([p.double().square().sum(dim=1) for p in parts]).sum(dim=0).sqrt()
+
+
+def _normalise(recurrent: Recurrent, state: State) -> State:
+    norms = _row_norms(recurrent, state)
+    norms = torch.where(norms > 0.0, norms, 1.0)
+    dims = iter(recurrent.known_dims)
+
+    def scale(leaf: Tensor) -> Tensor:
+        dim = next(dims)
+        if dim is None or not leaf.is_floating_point():
+            return leaf
+        shape = [1] * leaf.dim()
+        shape[dim] = -1
+        return leaf / norms.to(leaf).view(shape)
+
+    return map_leaves(scale, state)

@@ -1,0 +1,137 @@
+"""Recurrent state as any nest of tensors: tuple, list, dict, dataclass, or one tensor.
+
+Everything else of the library sees a state only through the functions here. Leaves that are not
+tensors (a step counter, a string, None) pass through untouched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+State = Any
+"""A nest of tensors. PyTorch's own modules use a tensor (RNN, GRU) or a pair (LSTM)."""
+
+BatchDims = list[int | None]
+"""The batch dimension of each tensor leaf, in the order of `leaves`; None where it has none."""
+
+
+def map_leaves(fn: Callable[..., Any], nest: State, *others: State) -> State:
+    """Apply `fn` to corresponding tensor leaves of nests of equal structure.
+
+    >>> map_leaves(lambda a, b: a + b, (torch.ones(1), None), (torch.ones(1), None))
+    (tensor([2.]), None)
+    """
+    if isinstance(nest, Tensor):
+        return fn(nest, *others)
+    if isinstance(nest, dict):
+        return type(nest)(
+            (key, map_leaves(fn, nest[key], *(o[key] for o in others))) for key in nest
+        )
+    if isinstance(nest, tuple | list):
+        items = [map_leaves(fn, *parts) for parts in zip(nest, *others, strict=True)]
+        return type(nest)(*items) if hasattr(nest, "_fields") else type(nest)(items)
+    if dataclasses.is_dataclass(nest) and not isinstance(nest, type):
+        changes = {
+            f.name: map_leaves(fn, getattr(nest, f.name), *(getattr(o, f.name) for o in others))
+            for f in dataclasses.fields(nest)
+        }
+        return dataclasses.replace(nest, **changes)
+    return nest
+
+
+def named_leaves(nest: State, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield every tensor leaf with its path.
+
+    >>> [name for name, _ in named_leaves({"h": torch.zeros(1), "cells": [torch.zeros(1)]})]
+    ['h', 'cells.0']
+    """
+    if isinstance(nest, Tensor):
+        yield prefix or "state", nest
+        return
+    items: Any = ()
+    if isinstance(nest, dict):
+        items = nest.items()
+    elif hasattr(nest, "_fields"):
+        items = zip(nest._fields, nest, strict=True)
+    elif isinstance(nest, tuple | list):
+        items = enumerate(nest)
+    elif dataclasses.is_dataclass(nest) and not isinstance(nest, type):
+        items = ((f.name, getattr(nest, f.name)) for f in dataclasses.fields(nest))
+    for key, value in items:
+        yield from named_leaves(value, f"{prefix}.{key}" if prefix else str(key))
+
+
+def leaves(nest: State) -> list[Tensor]:
+    """Return the tensor leaves of `nest`, in order."""
+    return [leaf for _, leaf in named_leaves(nest)]
+
+
+def detach(state: State) -> State:
+    """Cut the state from the graph that made it; values are shared, not copied."""
+    return map_leaves(Tensor.detach, state)
+
+
+def _with_dims(fn: Callable[..., Tensor], dims: BatchDims, state: State, *others: State) -> State:
+    remaining = iter(dims)
+
+    def apply(leaf: Tensor, *rest: Tensor) -> Tensor:
+        dim = next(remaining)
+        return leaf if dim is None else fn(dim, leaf, *rest)
+
+    return map_leaves(apply, state, *others)
+
+
+def select_rows(state: State, rows: Tensor, dims: BatchDims) -> State:
+    """Keep only the given rows (indices) of every leaf that has a batch dimension."""
+    return _with_dims(lambda dim, leaf: leaf.index_select(dim, rows.to(leaf.device)), dims, state)
+
+
+def join_rows(states: list[State], dims: BatchDims) -> State:
+    """Put states of the same structure side by side, as rows of one."""
+    return _with_dims(lambda dim, *parts: torch.cat(parts, dim), dims, states[0], *states[1:])
+
+
+def reset_rows(state: State, mask: Tensor, initial: State, dims: BatchDims) -> State:
+    """Return rows where `mask` is true to `initial`, and cut their gradient.
+
+    Args:
+        state: the nest to change; it is not modified.
+        mask: `(rows,)` boolean.
+        initial: a nest of the same structure, with as many rows.
+        dims: batch dimension of each leaf.
+    """
+
+    def apply(dim: int, leaf: Tensor, start: Tensor) -> Tensor:
+        shape = [1] * leaf.dim()
+        shape[dim] = -1
+        # where() sends exact zeros back to the row it did not take, whatever the values are.
+        return torch.where(mask.to(leaf.device).view(shape), start, leaf)
+
+    return _with_dims(apply, dims, state, initial)
+
+
+def batch_dims(one: State, two: State) -> BatchDims:
+    """Find the batch dimension of each leaf by comparing a one-row state with a two-row state.
+
+    A wrapped `nn.LSTM` has it at 1, most cells at 0; a leaf whose shape does not depend on the
+    number of rows has none.
+
+    >>> batch_dims(torch.zeros(3, 1, 5), torch.zeros(3, 2, 5))
+    [1]
+    """
+    dims: BatchDims = []
+    for (name, a), (_, b) in zip(named_leaves(one), named_leaves(two), strict=True):
+        differing = [d for d in range(a.dim()) if a.shape[d] != b.shape[d]]
+        if a.dim() != b.dim() or len(differing) > 1:
+            raise ValueError(
+                f"cannot tell the batch dimension of state leaf '{name}': it is "
+                f"{tuple(a.shape)} for one row and {tuple(b.shape)} for two; "
+                "pass state_batch_dim="
+            )
+        dims.append(differing[0] if differing else None)
+    return dims

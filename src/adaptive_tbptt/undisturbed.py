@@ -1,0 +1,52 @@
+"""Use a model for a measurement and leave it, and the caller's random state, as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import nn
+
+
+@contextmanager
+def undisturbed(module: nn.Module, train: bool | None = None) -> Iterator[None]:
+    """Restore train/eval modes, buffers and random states on exit, also after an exception.
+
+    Args:
+        module: the model that is about to be used.
+        train: mode inside the block; None keeps the mode the model is in.
+    """
+    modes = [(m, m.training) for m in module.modules()]
+    buffers = [
+        (m, name, b, b.detach().clone())
+        for m in module.modules()
+        for name, b in m._buffers.items()
+        if b is not None
+    ]
+    with ExitStack() as stack:
+        _fork_random_state(stack, module)
+        try:
+            if train is not None:
+                module.train(train)
+            if not module.training:
+                # cuDNN refuses a backward pass through an RNN in eval mode.
+                stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+            yield
+        finally:
+            for m, training in modes:
+                m.training = training
+            for m, name, tensor, before in buffers:
+                m._buffers[name] = tensor
+                if not torch.equal(tensor, before):
+                    with torch.no_grad():
+                        tensor.copy_(before)
+
+
+def _fork_random_state(stack: ExitStack, module: nn.Module) -> None:
+    devices = {p.device for p in module.parameters()} | {b.device for b in module.buffers()}
+    accelerators = [d for d in devices if d.type not in ("cpu", "meta")]
+    if not accelerators:
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+    for d in accelerators:
+        stack.enter_context(torch.random.fork_rng(devices=[d.index or 0], device_type=d.type))

@@ -1,0 +1,196 @@
+"""Bad input gets a sentence that says what was expected, and changes nothing."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import adaptive_tbptt as at
+
+X, Y = torch.randn(12, 3, 2), torch.randn(12, 3, 4)
+
+
+def curve():
+    phi = 0.5 ** np.arange(11.0)
+    return at.bias_bound(phi, at.fit_decay(phi))
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, 1.5, -0.1, float("nan")])
+def test_delta_outside_the_unit_interval(delta):
+    with pytest.raises(ValueError, match=r"delta must be in \(0, 1\).*10 %"):
+        at.choose_truncation(curve(), delta=delta)
+
+
+def test_delta_has_no_default():
+    with pytest.raises(TypeError, match="delta"):
+        at.choose_truncation(curve())
+
+
+@pytest.mark.parametrize(("low", "high", "says"), [(5, 4, "must not exceed"), (0, 4, "at least 1")])
+def test_limits_of_k(low, high, says):
+    with pytest.raises(ValueError, match=says):
+        at.choose_truncation(curve(), delta=0.1, k_min=low, k_max=high)
+
+
+def test_window_longer_than_the_data():
+    stream = at.SequenceStream(X, Y)
+    with pytest.raises(ValueError, match="420 steps does not fit into a stream of 12"):
+        at.diagnose(nn.LSTM(2, 4), F.mse_loss, stream)
+    with pytest.raises(ValueError, match="burn_in must be in"):
+        at.probe(nn.LSTM(2, 4), F.mse_loss, X, Y, burn_in=12)
+
+
+class Wrapped(nn.Module):
+    def __init__(self, change_in=lambda s: s, change_out=lambda s: s):
+        super().__init__()
+        self.rnn = nn.RNN(2, 4)
+        self.change_in, self.change_out = change_in, change_out
+
+    def forward(self, x, state):
+        out, state = self.rnn(x, None if state is None else self.change_in(state))
+        return out, self.change_out(state)
+
+
+def test_a_kernel_that_drops_the_state():
+    with pytest.raises(ValueError, match="no gradient reaches the state"):
+        at.probe(Wrapped(change_in=torch.Tensor.detach), F.mse_loss, X, Y)
+    with pytest.raises(ValueError, match="no gradient reaches the state"):
+        at.probe(Wrapped(change_in=torch.zeros_like), F.mse_loss, X, Y)
+
+
+def test_a_loss_that_does_not_depend_on_the_model():
+    constant = Wrapped().requires_grad_(False)
+    with pytest.raises(ValueError, match="no gradient reaches the state"):
+        at.probe(constant, lambda o, t: t.mean(), X, Y)
+
+
+def test_a_state_that_carries_no_gradient():
+    with pytest.raises(ValueError, match="carries no gradient"):
+        at.probe(Wrapped(change_out=torch.Tensor.detach), F.mse_loss, X, Y)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_inputs_that_are_not_finite_name_the_step(value):
+    x = X.clone()
+    x[7, 1, 0] = value
+    with pytest.raises(ValueError, match="at step 7"):
+        at.probe(nn.LSTM(2, 4), F.mse_loss, x, Y)
+
+
+def test_a_gradient_that_is_not_finite_names_the_lag():
+    class Explodes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(1))
+
+        def forward(self, x, state):
+            h = x.new_zeros(x.shape[1], 1) if state is None else state
+            for _ in x:
+                h = 1e20 * self.w * h
+            return h, h
+
+    # 1e20, 1e40 = inf in float32: lag 2.
+    with pytest.raises(ValueError, match="at lag 2"):
+        at.probe(Explodes(), lambda o, t: o.mean(), X, Y)
+
+
+def test_a_loss_that_is_not_finite():
+    with pytest.raises(ValueError, match="the loss is nan"):
+        at.probe(nn.LSTM(2, 4), lambda o, t: o.mean() * float("nan"), X, Y)
+
+
+def test_a_loss_that_is_not_a_scalar():
+    with pytest.raises(ValueError, match="must return a scalar"):
+        at.probe(nn.LSTM(2, 4), lambda o, t: F.mse_loss(o, t, reduction="none"), X, Y)
+
+
+def test_rows_that_depend_on_each_other():
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.rnn = nn.BatchNorm1d(2), nn.RNN(2, 4)
+
+        def forward(self, x, state):
+            return self.rnn(self.norm(x.flatten(0, 1)).view_as(x), state)
+
+    with pytest.raises(ValueError, match="'norm' is batch normalisation in training mode"):
+        at.probe(Normed(), F.mse_loss, X, Y)
+    assert at.probe(Normed(), F.mse_loss, X, Y, train=False).window == 12
+
+    class Mixes(Wrapped):
+        def forward(self, x, state):
+            return super().forward(x / x.shape[1], state)
+
+    with pytest.raises(ValueError, match="rows are not independent"):
+        at.probe(Mixes(), F.mse_loss, X, Y)
+
+
+def test_a_state_of_another_batch_size():
+    with pytest.raises(ValueError, match="has 5 rows, the inputs have 3"):
+        at.probe(nn.RNN(2, 4), F.mse_loss, X, Y, state=torch.zeros(1, 5, 4))
+    with pytest.raises(ValueError, match="1 tensors, the model carries 2"):
+        at.probe(nn.LSTM(2, 4), F.mse_loss, X, Y, state=torch.zeros(1, 3, 4))
+
+
+def test_targets_shorter_than_inputs():
+    with pytest.raises(ValueError, match=r"targets have \(time, batch\) = \(11, 3\)"):
+        at.probe(nn.RNN(2, 4), F.mse_loss, X, Y[:-1])
+    with pytest.raises(ValueError, match=r"targets have"):
+        at.SequenceStream(X, Y[:, :2])
+    with pytest.raises(ValueError, match=r"must be \(time, batch"):
+        at.SequenceStream(torch.zeros(5), torch.zeros(5))
+
+
+def test_modules_that_cannot_be_truncated():
+    with pytest.raises(ValueError, match="reads the future"):
+        at.probe(nn.LSTM(2, 4, bidirectional=True), F.mse_loss, X, Y)
+    with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
+        at.probe(lambda x, s: (x, s), F.mse_loss, X, Y)
+
+    class Extra(Wrapped):
+        def forward(self, x, state):
+            return (*super().forward(x, state), "extra")
+
+    with pytest.raises(TypeError, match=r"must return \(outputs, state\)"):
+        at.probe(Extra(), F.mse_loss, X, Y)
+
+    class Stateless(nn.Linear):
+        def forward(self, x, state):
+            return super().forward(x), None
+
+    with pytest.raises(ValueError, match="without tensors"):
+        at.probe(Stateless(2, 4), F.mse_loss, X, Y)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"tau": 10}, "a lag in"),
+        ({"tau": 1.0}, "a fraction in"),
+        ({"tau": True}, "int"),
+        ({"method": "median"}, "one of ols, max, quantile"),
+        ({"pairs": "some"}, "one of all, tau"),
+        ({"average": "never"}, "one of before, after"),
+        ({"alpha": 0.0}, "alpha must be in"),
+    ],
+)
+def test_options_of_the_fit(options, says):
+    with pytest.raises((ValueError, TypeError), match=says):
+        at.fit_decay(0.5 ** np.arange(11.0), **options)
+
+
+def test_curves_that_are_no_norms():
+    with pytest.raises(ValueError, match="at lag 3"):
+        at.fit_decay([1.0, 0.5, 0.2, np.nan, 0.1])
+    with pytest.raises(ValueError, match="at lag 2"):
+        at.fit_decay([1.0, 0.5, -0.2])
+    with pytest.raises(ValueError, match="at least two lags"):
+        at.fit_decay([1.0])
+    fit = at.fit_decay(0.5 ** np.arange(11.0))
+    with pytest.raises(ValueError, match="more than tau = 9 lags"):
+        at.bias_bound(np.ones(5), fit)
+    with pytest.raises(ValueError, match="like phi"):
+        at.bias_bound(0.5 ** np.arange(11.0), fit, gradient_norms=np.ones(3))
+    with pytest.raises(ValueError, match="at least two samples"):
+        at.bootstrap(np.ones((11, 1)), fit)

@@ -1,0 +1,108 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import adaptive_tbptt as at
+
+from .oracle import LinearRNN, along
+
+
+def report(**options):
+    data = torch.randn(300, 8, 3), torch.randn(300, 8, 6)
+    return at.diagnose(nn.LSTM(3, 6, 2), F.mse_loss, data, window=80, samples=32, **options)
+
+
+def test_the_report_is_its_stages_put_together():
+    found = report(gauge=at.ReleaseGauge(tau=0.5))
+    assert found.profile.state_norms.shape == (81, 32)
+    fit = at.fit_decay(found.profile.mean, 0.5)
+    assert found.fit == fit
+    bias = at.bias_bound(found.profile.mean, fit, found.profile.cumulative_norms)
+    for decision in found.decisions:
+        assert decision == at.choose_truncation(bias, delta=decision.delta, k_max=80)
+
+
+def test_it_prints_a_table_with_every_delta_and_a_verdict():
+    found = report(deltas=(0.7, 0.2))
+    text = str(found)
+    lines = text.splitlines()
+    assert lines[1].split() == ["delta", "K", "95%", "bound", "outcome"]
+    assert lines[2].split()[:2] == ["0.7", str(found.decisions[0].k)]
+    assert found.stability.verdict in text
+    assert "slowest part of the state" in text
+
+
+def test_the_dict_is_json():
+    found = json.loads(json.dumps(report().to_dict(), allow_nan=False))
+    assert [choice["delta"] for choice in found["choices"]] == [0.9, 0.5, 0.1]
+    assert len(found["mean"]) == 81
+    assert found["choices"][0]["k_interval"][0] <= found["choices"][0]["k"]
+
+
+def test_same_seed_same_report():
+    torch.manual_seed(1)
+    one = report(seed=5).to_dict()
+    torch.manual_seed(1)
+    assert report(seed=5).to_dict() == one
+
+
+def test_a_model_that_does_not_decay_is_told_so():
+    stream = at.SequenceStream(torch.zeros(100, 4, 3), torch.zeros(100, 4))
+    found = at.diagnose(LinearRNN(1.02 * torch.eye(2)), along(torch.ones(2)), stream, window=50)
+    assert all(d.k == 50 and not d.outcome.met for d in found.decisions)
+    assert found.to_dict()["choices"][0]["relative_bias"] is None
+    assert any("does not decay" in note for note in found.notes)
+
+
+def test_batch_first_models_and_streams():
+    model = nn.LSTM(3, 6, batch_first=True)
+    data = torch.randn(8, 200, 3), torch.randn(8, 200, 6)
+    given = at.diagnose(model, F.mse_loss, data, window=40)
+    stream = at.SequenceStream(*data, batch_first=True)
+    assert at.diagnose(model, F.mse_loss, stream, window=40).to_dict() == given.to_dict()
+
+
+def test_resets_of_the_stream_reach_the_probe():
+    resets = torch.zeros(300, 8, dtype=torch.bool)
+    resets[::10] = True
+    stream = at.SequenceStream(torch.randn(300, 8, 3), torch.randn(300, 8, 6), resets)
+    found = at.diagnose(nn.RNN(3, 6), F.mse_loss, stream, window=40)
+    # Sequences of ten steps: no gradient reaches back more than nine.
+    assert (found.profile.mean[11:] == 0).all()
+    assert found.profile.mean[9] > 0
+    assert found.fit.beta == 0.0
+    assert any("exactly zero" in note for note in found.notes)
+
+
+def test_one_row_and_few_samples():
+    data = torch.randn(300, 1, 3), torch.randn(300, 1, 6)
+    found = at.diagnose(nn.RNN(3, 6), F.mse_loss, data, window=40, samples=1)
+    assert found.uncertainty is None
+    assert any("only 1 losses" in note for note in found.notes)
+    assert str(found)
+
+
+def test_the_figure_shows_draws_mean_fit_and_every_k(tmp_path):
+    found = report()
+    figure = found.figure(tmp_path / "deep" / "decay.png")
+    assert (tmp_path / "deep" / "decay.png").stat().st_size > 10_000
+    axes = figure.axes[0]
+    assert axes.get_yscale() == "log"
+    labels = [line.get_label() for line in axes.lines]
+    assert "mean" in labels
+    assert "single losses" in labels
+    assert sum(label.startswith("delta = ") for label in labels) == 3
+    mean = axes.lines[labels.index("mean")]
+    np.testing.assert_allclose(mean.get_ydata(), found.profile.mean)
+
+
+def test_deltas_are_checked_before_anything_is_measured():
+    def never(outputs, targets):
+        raise AssertionError("the loss was evaluated")
+
+    with pytest.raises(ValueError, match="delta must be in"):
+        at.diagnose(nn.RNN(3, 6), never, (torch.zeros(50, 2, 3), torch.zeros(50, 2, 6)), (1.5,))

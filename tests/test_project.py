@@ -1,0 +1,45 @@
+"""The project itself: examples run, README's code runs, the import is light."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import adaptive_tbptt
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = {"diagnose_copy.py": ["--steps", "20"]}
+
+
+def test_every_example_is_run():
+    assert {p.name for p in (ROOT / "examples").glob("*.py")} == set(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example(name, tmp_path):
+    command = [sys.executable, str(ROOT / "examples" / name), *EXAMPLES[name]]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_code_of_the_readme_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "README.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert blocks
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)
+
+
+def test_importing_does_not_bring_matplotlib_along():
+    code = "import sys, adaptive_tbptt; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
+
+
+def test_every_public_name_exists_and_has_a_docstring():
+    for name in adaptive_tbptt.__all__:
+        assert getattr(adaptive_tbptt, name).__doc__, name
