@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+import adaptive_tbptt as at
 from adaptive_tbptt.state import leaves, map_leaves
 
 Run = Callable[[Any, Any], tuple[Any, Any]]
@@ -119,3 +120,62 @@ class LinearRNN(nn.Module):
 def along(v: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     """The loss <v, h_s>, mean over rows: dL_s/dh_s = v exactly."""
     return lambda outputs, targets: (outputs @ v).mean()
+
+
+class Scripted(at.Controller):
+    """Goes through a list of truncation lengths, one per estimate; asks for tiny probes."""
+
+    def __init__(self, ks: list[int]) -> None:
+        self.ks = ks
+
+    window = 2
+    k_max = property(lambda self: max(self.ks))
+
+    def init(self) -> at.Control:
+        return at.Control(self.ks[0], memory=(1.0,))
+
+    def update(self, control: at.Control, profile: at.LagProfile) -> at.Control:
+        index = int(control.memory[0])
+        k = self.ks[min(index, len(self.ks) - 1)]
+        return at.Control(k, memory=(index + 1.0,))
+
+
+def lag_gradients(
+    model: nn.Module, loss_of_step: Callable[[Any, int], Tensor], x: Tensor
+) -> list[list[dict[str, Tensor]]]:
+    """[s][j]: gradient of the loss of step s with respect to the parameters used at step j.
+
+    Every step runs with a copy of the parameters of its own, so nothing is truncated by detaching.
+    """
+    names = dict(model.named_parameters())
+    copies = [{n: p.detach().clone().requires_grad_() for n, p in names.items()} for _ in x]
+    state, outputs = None, []
+    for t in range(len(x)):
+        out, state = torch.func.functional_call(model, copies[t], (x[t : t + 1], state))
+        outputs.append(out)
+    table = []
+    for s, out in enumerate(outputs):
+        flat = [copies[j][n] for j in range(s + 1) for n in names]
+        found = iter(
+            torch.autograd.grad(
+                loss_of_step(out, s),
+                flat,
+                retain_graph=True,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+        )
+        table.append([{n: next(found) for n in names} for _ in range(s + 1)])
+    return table
+
+
+def window_gradient(
+    table: list[list[dict[str, Tensor]]], start: int, first: int, stop: int
+) -> dict[str, Tensor]:
+    """BPTT(stop - start, stop - first) by its definition (Eq. backprop)."""
+    total = {n: torch.zeros_like(g) for n, g in table[0][0].items()}
+    for s in range(first, stop):
+        for j in range(start, s + 1):
+            for n in total:
+                total[n] += table[s][j][n] / (stop - first)
+    return total

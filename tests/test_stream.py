@@ -13,7 +13,7 @@ def test_reading_in_order_covers_every_step_once():
     stream = make()
     parts = [stream.read(4) for _ in range(3)]
     assert [p.targets.shape[0] for p in parts] == [4, 4, 2]
-    assert stream.remaining == 0
+    assert stream.cursor == len(stream) == stream.available(99)
     assert torch.equal(torch.cat([p.inputs["t"] for p in parts])[:, 0], torch.arange(10))
     stream.rewind()
     assert stream.read(1).targets[0, 0] == 0

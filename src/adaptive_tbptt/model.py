@@ -105,6 +105,7 @@ class Recurrent:
         )
         self._dims: BatchDims | None = None
         self._start: State = None
+        self._example: State = None
 
     @property
     def has_features(self) -> bool:
@@ -179,10 +180,20 @@ class Recurrent:
             raise RuntimeError("the layout of the state is known once inputs were seen: call dims")
         return self._dims
 
+    def template(self, inputs: Nest) -> State:
+        """Return a state of one row, for its structure."""
+        self._learn_layout(inputs)
+        return self._example
+
     def place(self, nest: Nest) -> Nest:
         """Move tensors to the device of the model."""
-        home = next(chain(self.module.parameters(), self.module.buffers()), None)
-        return nest if home is None else map_leaves(lambda x: x.to(home.device), nest)
+        return map_leaves(lambda x: x.to(self.device), nest)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's first parameter or buffer is."""
+        first = next(chain(self.module.parameters(), self.module.buffers()), None)
+        return torch.device("cpu") if first is None else first.device
 
     def components(self, nest: State) -> dict[str, Tensor]:
         """Split a state, or its gradient, into `(rows, dims)` parts: layer by layer, h and c apart.
@@ -250,7 +261,7 @@ class Recurrent:
                 "rows are not independent: a row's state changes with the rows beside it, so "
                 "the gradient of one loss cannot be told from that of the others"
             )
-        self._dims = dims
+        self._dims, self._example = dims, one
 
 
 def as_recurrent(

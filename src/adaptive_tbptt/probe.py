@@ -104,7 +104,7 @@ def probe_segment(
             f"{steps_of(inputs)} steps, got {burn_in}"
         )
     inputs, targets = recurrent.place((inputs, targets))
-    with undisturbed(recurrent.module, train), torch.enable_grad():
+    with undisturbed(recurrent.module, train, backward=True), torch.enable_grad():
         mode = recurrent.module.training
         _refuse_batch_norm(recurrent.module)
         state = _warm_up(recurrent, inputs, state, resets, burn_in)

@@ -87,7 +87,7 @@ def stability(
     """
     recurrent = as_recurrent(model)
     inputs = recurrent.place(inputs)
-    with undisturbed(recurrent.module, train=False):
+    with undisturbed(recurrent.module, train=False, backward=True):
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad(), _largest_inputs(recurrent.module) as largest:
             steps = list(unroll(recurrent, inputs, recurrent.initial_state(inputs), resets))

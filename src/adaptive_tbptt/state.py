@@ -26,22 +26,36 @@ def map_leaves(fn: Callable[..., Any], nest: State, *others: State) -> State:
     >>> map_leaves(lambda a, b: a + b, (torch.ones(1), None), (torch.ones(1), None))
     (tensor([2.]), None)
     """
-    if isinstance(nest, Tensor):
-        return fn(nest, *others)
+    return _map(lambda x, *rest: fn(x, *rest) if isinstance(x, Tensor) else x, nest, *others)
+
+
+def _map(fn: Callable[..., Any], nest: State, *others: State) -> State:
+    """Apply `fn` to everything that is not a container."""
     if isinstance(nest, dict):
-        return type(nest)(
-            (key, map_leaves(fn, nest[key], *(o[key] for o in others))) for key in nest
-        )
+        return type(nest)((key, _map(fn, nest[key], *(o[key] for o in others))) for key in nest)
     if isinstance(nest, tuple | list):
-        items = [map_leaves(fn, *parts) for parts in zip(nest, *others, strict=True)]
+        items = [_map(fn, *parts) for parts in zip(nest, *others, strict=True)]
         return type(nest)(*items) if hasattr(nest, "_fields") else type(nest)(items)
     if dataclasses.is_dataclass(nest) and not isinstance(nest, type):
         changes = {
-            f.name: map_leaves(fn, getattr(nest, f.name), *(getattr(o, f.name) for o in others))
+            f.name: _map(fn, getattr(nest, f.name), *(getattr(o, f.name) for o in others))
             for f in dataclasses.fields(nest)
         }
         return dataclasses.replace(nest, **changes)
-    return nest
+    return fn(nest, *others)
+
+
+def pack(nest: State) -> list[Any]:
+    """Return everything in the nest that is not a container, in order."""
+    items: list[Any] = []
+    _map(items.append, nest)
+    return items
+
+
+def unpack(template: State, items: list[Any]) -> State:
+    """Undo `pack`, given any nest of the same structure."""
+    remaining = iter(items)
+    return _map(lambda _: next(remaining), template)
 
 
 def named_leaves(nest: State, prefix: str = "") -> Iterator[tuple[str, Tensor]]:

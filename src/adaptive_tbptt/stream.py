@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +19,102 @@ class Segment(NamedTuple):
     targets: Nest
     resets: Tensor | None = None
 
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+        return steps_of(self.inputs)
 
-class SequenceStream:
+    @property
+    def rows(self) -> int:
+        """Number of rows (the batch size)."""
+        return rows_of(self.inputs)
+
+    def between(self, start: int, stop: int) -> Segment:
+        """Cut out steps `start` to `stop`."""
+        return Segment(*(slice_steps(part, start, stop) for part in self))
+
+    def shifted(self, steps: int, generator: torch.Generator | None) -> Segment:
+        """Cut `steps` consecutive steps out of every row, each row at its own random offset."""
+        if not 1 <= steps <= self.steps:
+            raise ValueError(
+                f"a segment of {steps} steps does not fit into a stream of {self.steps}; "
+                "measure a shorter window or give more data"
+            )
+        offsets = torch.randint(self.steps - steps + 1, (self.rows,), generator=generator)
+        index = offsets + torch.arange(steps)[:, None]
+        columns = torch.arange(self.rows)
+
+        def cut(leaf: Tensor) -> Tensor:
+            return leaf[index.to(leaf.device), columns.to(leaf.device)]
+
+        return Segment(*(map_leaves(cut, part) for part in self))
+
+
+class Stream(ABC):
+    """What the training loop asks of its data.
+
+    Attributes:
+        cursor: the next step to carry a loss.
+    """
+
+    cursor: int = 0
+
+    @property
+    @abstractmethod
+    def rows(self) -> int:
+        """Number of rows (the batch size)."""
+
+    @property
+    @abstractmethod
+    def length(self) -> int | None:
+        """Steps of each row; None while it is not known."""
+
+    @abstractmethod
+    def available(self, stop: int) -> int:
+        """Make steps up to `stop` available; return how far the data really goes."""
+
+    @abstractmethod
+    def segment(self, start: int, stop: int) -> Segment:
+        """Return steps `start` to `stop`; they must be available and not forgotten."""
+
+    @abstractmethod
+    def random_segment(self, steps: int, generator: torch.Generator | None = None) -> Segment:
+        """Cut `steps` consecutive steps out of every row, each row at its own random offset.
+
+        Args:
+            steps: length of the segment.
+            generator: source of the offsets; None uses torch's global one.
+        """
+
+    @abstractmethod
+    def rewind(self) -> None:
+        """Go back to the first step."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is needed to go on from the present cursor."""
+
+    @abstractmethod
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go back to a saved cursor; refuse one of other data where that can be told."""
+
+    def forget(self, before: int) -> None:
+        """Say that steps before this one will not be asked for by number again."""
+        del before
+
+    def reserve(self, steps: int) -> None:
+        """Say that random segments will be of so many steps."""
+        del steps
+
+    def read(self, steps: int) -> Segment:
+        """Return the next `steps` steps, fewer at the end, and move the cursor past them."""
+        if steps < 1:
+            raise ValueError(f"steps must be at least 1, got {steps}")
+        start, self.cursor = self.cursor, self.available(self.cursor + steps)
+        return self.segment(start, self.cursor)
+
+
+class SequenceStream(Stream):
     """`(time, batch, ...)` tensors read in order; rows are independent of each other.
 
     Args:
@@ -30,8 +125,8 @@ class SequenceStream:
         batch_first: whether the tensors given are `(batch, time, ...)`.
 
     >>> stream = SequenceStream(torch.arange(12.0).view(6, 2), torch.zeros(6, 2))
-    >>> stream.read(4).inputs.shape, stream.cursor, stream.remaining
-    (torch.Size([4, 2]), 4, 2)
+    >>> stream.read(4).inputs.shape, stream.cursor, len(stream)
+    (torch.Size([4, 2]), 4, 6)
     """
 
     def __init__(
@@ -45,70 +140,57 @@ class SequenceStream:
         if batch_first:
             inputs, targets = swap_time_and_batch(inputs), swap_time_and_batch(targets)
             resets = None if resets is None else resets.transpose(0, 1)
-        check_steps(inputs, targets, resets)
-        if steps_of(inputs) == 0 or rows_of(inputs) == 0:
-            raise ValueError("a stream needs at least one step and one row")
-        if resets is not None and resets.dtype != torch.bool:
-            raise TypeError(f"resets must be boolean, got {resets.dtype}")
-        self._all = Segment(inputs, targets, resets)
-        self.cursor = 0
+        self._all = checked(Segment(inputs, targets, resets))
 
     def __len__(self) -> int:
         """Return the number of steps of each row."""
-        return steps_of(self._all.inputs)
+        return self._all.steps
 
     @property
     def rows(self) -> int:
         """Number of rows (the batch size)."""
-        return rows_of(self._all.inputs)
+        return self._all.rows
 
     @property
-    def remaining(self) -> int:
-        """Steps left to read."""
-        return len(self) - self.cursor
+    def length(self) -> int:
+        """Steps of each row."""
+        return len(self)
 
-    def read(self, steps: int) -> Segment:
-        """Return the next `steps` steps, fewer at the end, and move the cursor past them."""
-        if steps < 1:
-            raise ValueError(f"steps must be at least 1, got {steps}")
-        start = self.cursor
-        self.cursor = min(start + steps, len(self))
-        return Segment(*(slice_steps(part, start, self.cursor) for part in self._all))
+    def available(self, stop: int) -> int:
+        """Return how far the data goes, at most `stop`."""
+        return min(stop, len(self))
+
+    def segment(self, start: int, stop: int) -> Segment:
+        """Return steps `start` to `stop`, without copying."""
+        return self._all.between(start, stop)
+
+    def random_segment(self, steps: int, generator: torch.Generator | None = None) -> Segment:
+        """Cut `steps` consecutive steps out of every row, each row at its own random offset."""
+        return self._all.shifted(steps, generator)
 
     def rewind(self) -> None:
         """Go back to the first step."""
         self.cursor = 0
-
-    def random_segment(self, steps: int, generator: torch.Generator | None = None) -> Segment:
-        """Cut `steps` consecutive steps out of every row, each row at its own random offset.
-
-        Args:
-            steps: length of the segment.
-            generator: source of the offsets; None uses torch's global one.
-        """
-        if not 1 <= steps <= len(self):
-            raise ValueError(
-                f"a segment of {steps} steps does not fit into a stream of {len(self)}; "
-                "measure a shorter window or give more data"
-            )
-        offsets = torch.randint(len(self) - steps + 1, (self.rows,), generator=generator)
-        index = offsets + torch.arange(steps)[:, None]
-        columns = torch.arange(self.rows)
-
-        def cut(leaf: Tensor) -> Tensor:
-            return leaf[index.to(leaf.device), columns.to(leaf.device)]
-
-        return Segment(*(map_leaves(cut, part) for part in self._all))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the cursor, and the size of the data it belongs to."""
         return {"cursor": self.cursor, "length": len(self), "rows": self.rows}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Return to a saved cursor; refuse one of a stream of another size."""
+        """Go back to a saved cursor; refuse one of data of another size."""
         if (saved["length"], saved["rows"]) != (len(self), self.rows):
             raise ValueError(
                 f"the saved stream has {saved['length']} steps of {saved['rows']} rows, this one "
                 f"{len(self)} of {self.rows}"
             )
         self.cursor = int(saved["cursor"])
+
+
+def checked(segment: Segment) -> Segment:
+    """Refuse data whose parts do not belong together."""
+    check_steps(segment.inputs, segment.targets, segment.resets)
+    if segment.steps == 0 or segment.rows == 0:
+        raise ValueError("a stream needs at least one step and one row")
+    if segment.resets is not None and segment.resets.dtype != torch.bool:
+        raise TypeError(f"resets must be boolean, got {segment.resets.dtype}")
+    return segment

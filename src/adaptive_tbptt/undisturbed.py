@@ -10,12 +10,15 @@ from torch import nn
 
 
 @contextmanager
-def undisturbed(module: nn.Module, train: bool | None = None) -> Iterator[None]:
+def undisturbed(
+    module: nn.Module, train: bool | None = None, *, backward: bool = False
+) -> Iterator[None]:
     """Restore train/eval modes, buffers and random states on exit, also after an exception.
 
     Args:
         module: the model that is about to be used.
         train: mode inside the block; None keeps the mode the model is in.
+        backward: whether a backward pass will run inside.
     """
     modes = [(m, m.training) for m in module.modules()]
     buffers = [
@@ -29,7 +32,7 @@ def undisturbed(module: nn.Module, train: bool | None = None) -> Iterator[None]:
         try:
             if train is not None:
                 module.train(train)
-            if not module.training:
+            if backward and not module.training:
                 # cuDNN refuses a backward pass through an RNN in eval mode.
                 stack.enter_context(torch.backends.cudnn.flags(enabled=False))
             yield

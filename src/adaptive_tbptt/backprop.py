@@ -1,0 +1,137 @@
+"""BPTT(K1, K2): K2 losses backpropagated over a window of K1 steps, divided by K2 (Eq. backprop).
+
+A window counts steps: K1 steps with losses on the last K2, so the first K1 - K2 are context. One
+loss truncated at K is (K + 1, 1); the paper's (2K, K) lets its earliest loss see lags 0..K and all
+others more; (K, K) is what frameworks do; (T, T) is full backpropagation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .model import LossFn, Nest, Recurrent, slice_steps
+from .state import State, detach, leaves, reset_rows
+from .stream import Segment
+
+Weigh = Callable[[Nest], float]
+
+
+class Piece(NamedTuple):
+    """Steps `start` to `stop` of a segment, run in one call."""
+
+    start: int
+    stop: int
+    features: Any
+    state: State
+
+
+def run(
+    recurrent: Recurrent, segment: Segment, state: State, marks: Iterable[int] = ()
+) -> Iterator[Piece]:
+    """Run a segment in as few calls as its marks and the starts of sequences in it allow.
+
+    Args:
+        recurrent: the model.
+        segment: time first, on any device.
+        state: state entering the segment; None is the initial state.
+        marks: steps of the segment before which a piece must end.
+    """
+    cuts = {0, segment.steps, *marks}
+    resets = segment.resets
+    if resets is not None and not resets.any():
+        resets = None
+    if resets is not None:
+        cuts |= set(torch.nonzero(resets.any(dim=1)).flatten().tolist())
+    inputs = recurrent.place(segment.inputs)
+    for start, stop in pairwise(sorted(cuts)):
+        if resets is not None:
+            initial = recurrent.initial_state(inputs)
+            state = initial if state is None else state
+            state = reset_rows(state, resets[start], initial, recurrent.dims(inputs))
+        features, state = recurrent.core(slice_steps(inputs, start, stop), state)
+        yield Piece(start, stop, features, state)
+
+
+def advance(recurrent: Recurrent, segment: Segment, state: State) -> State:
+    """Return the state after a segment, without gradient."""
+    with torch.no_grad():
+        for piece in run(recurrent, segment, state):
+            state = piece.state
+    return detach(state)
+
+
+class WindowPass(NamedTuple):
+    """The forward pass of a window: its loss, what it weighs, and states on the way."""
+
+    loss: Tensor
+    weight: float
+    states: dict[int, State]
+
+
+def window_forward(
+    recurrent: Recurrent,
+    loss_fn: LossFn,
+    segment: Segment,
+    state: State,
+    context: int,
+    weigh: Weigh,
+    marks: Iterable[int] = (),
+) -> WindowPass:
+    """Run a window whose steps from `context` on carry losses.
+
+    Args:
+        recurrent: the model.
+        loss_fn: a mean over time and batch.
+        segment: the K1 steps of the window.
+        state: state entering it; a detached copy is used.
+        context: K1 - K2, the steps without a loss. Where the model exposes core and head, no head
+            is computed for them.
+        weigh: how many losses some targets hold.
+        marks: further steps, at most `context`, whose entering state is wanted.
+
+    Returns:
+        The mean loss with its graph, the number of losses, and the detached state entering every
+        mark, the first loss, and the step after the window. Where a sequence starts among the
+        losses they are evaluated in pieces, and the pieces' means weighted by their losses.
+    """
+    state = detach(state)
+    stops = {context, *marks} - {0}
+    states: dict[int, State] = {}
+    parts: list[tuple[Tensor, float]] = []
+    for piece in run(recurrent, segment, state, stops):
+        states[piece.stop] = detach(piece.state)
+        if piece.start >= context:
+            targets = slice_steps(segment.targets, piece.start, piece.stop)
+            weight = weigh(targets)
+            if weight > 0:
+                placed = recurrent.place(targets)
+                parts.append((recurrent.loss(loss_fn, piece.features, placed), weight))
+    total = sum(weight for _, weight in parts)
+    if len(parts) == 1:
+        loss = parts[0][0]
+    elif parts:
+        loss = torch.stack([value * (weight / total) for value, weight in parts]).sum()
+    else:  # every target is masked: no loss, and a zero gradient
+        loss = (
+            torch.stack([leaf.sum() for leaf in leaves(piece.state) if leaf.requires_grad]).sum()
+            * 0
+        )
+    return WindowPass(loss, total, states)
+
+
+def default_weigh(loss_fn: LossFn) -> Weigh:
+    """Count every step of every row, less those a loss with `ignore_index` leaves out."""
+    ignored = getattr(loss_fn, "ignore_index", None)
+
+    def weigh(targets: Nest) -> float:
+        first = leaves(targets)[0]
+        if ignored is None or first.is_floating_point():
+            return float(first.shape[0] * first.shape[1])
+        return float((first != ignored).sum())
+
+    return weigh

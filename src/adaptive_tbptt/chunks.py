@@ -1,0 +1,169 @@
+"""A stream fed by an iterable of consecutive chunks, such as a DataLoader; memory stays bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, RandomSampler
+
+from .state import map_leaves
+from .stream import Segment, Stream, checked
+
+Chunks = Iterable[Any]
+
+
+class ChunkStream(Stream):
+    """Consecutive chunks `(inputs, targets)` or `(inputs, targets, resets)`, each time first.
+
+    Row r of a chunk continues row r of the chunk before. Only the steps that windows and the probe
+    still need are kept; the probe's random segments come from those.
+
+    Args:
+        source: an iterable that can be read once per epoch (a list, a DataLoader), or a function
+            that returns an iterator. A generator can be read once only.
+
+    >>> chunks = [(torch.zeros(5, 2, 3), torch.zeros(5, 2)) for _ in range(4)]
+    >>> stream = ChunkStream(chunks)
+    >>> stream.rows, stream.read(8).steps, stream.available(100)
+    (2, 8, 20)
+    """
+
+    def __init__(self, source: Chunks | Callable[[], Iterator[Any]]) -> None:
+        if isinstance(source, DataLoader) and isinstance(source.sampler, RandomSampler):
+            raise ValueError(
+                "the DataLoader shuffles: its chunks do not continue each other, so the state "
+                "carried from one to the next would be wrong. Use shuffle=False"
+            )
+        self._source = source
+        self._keep = 0
+        self._length: int | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        iterator = self._source() if callable(self._source) else iter(self._source)
+        if iterator is self._source and getattr(self, "_begun", False):
+            raise ValueError(
+                "the source of this stream can be read once only; for several epochs pass a "
+                "list, a DataLoader, or a function that returns an iterator"
+            )
+        self._begun = True
+        self._iterator = iterator
+        self._held: list[Segment] = []
+        self._first = 0  # step number of the first step held
+        self.cursor = 0
+
+    @property
+    def rows(self) -> int:
+        """Number of rows (the batch size)."""
+        if not self._held and not self._pull():
+            raise ValueError("the source of this stream is empty")
+        return self._held[0].rows
+
+    @property
+    def length(self) -> int | None:
+        """Steps of each row; None until the source was read to its end once."""
+        return self._length
+
+    @property
+    def _end(self) -> int:
+        return self._first + sum(part.steps for part in self._held)
+
+    def _pull(self) -> bool:
+        """Read one more chunk; return whether there was one."""
+        chunk = next(self._iterator, None)
+        if chunk is None:
+            self._length = self._end
+            return False
+        if not isinstance(chunk, tuple | list) or len(chunk) not in (2, 3):
+            raise TypeError(
+                "every chunk must be (inputs, targets) or (inputs, targets, resets), got "
+                f"{type(chunk).__name__}"
+            )
+        part = checked(Segment(*chunk))
+        if self._held and part.rows != self._held[0].rows:
+            raise ValueError(
+                f"the chunk at step {self._end} has {part.rows} rows, those before it "
+                f"{self._held[0].rows}: every chunk continues the same rows (drop_last=True?)"
+            )
+        self._held.append(part)
+        return True
+
+    def available(self, stop: int) -> int:
+        """Read chunks until step `stop` is there; return how far the data goes."""
+        while self._end < stop and self._pull():
+            pass
+        return min(stop, self._end)
+
+    def segment(self, start: int, stop: int) -> Segment:
+        """Return steps `start` to `stop`."""
+        if start < self._first or stop > self._end:
+            raise ValueError(
+                f"steps {start} to {stop} are not held; those from {self._first} to {self._end} are"
+            )
+        parts, at = [], self._first
+        for part in self._held:
+            a, b = max(start - at, 0), min(stop - at, part.steps)
+            if a < b:
+                parts.append(part.between(a, b))
+            at += part.steps
+        return _join(parts)
+
+    def forget(self, before: int) -> None:
+        """Let go of whole chunks that lie before the step and are not reserved for the probe."""
+        while len(self._held) > 1:
+            after = self._first + self._held[0].steps
+            if after > before or self._end - after < self._keep:
+                break
+            self._held.pop(0)
+            self._first = after
+
+    def reserve(self, steps: int) -> None:
+        """Keep at least so many steps for random segments."""
+        self._keep = max(self._keep, steps)
+
+    def random_segment(self, steps: int, generator: torch.Generator | None = None) -> Segment:
+        """Cut a segment out of the steps held, reading ahead where they are too few."""
+        stop = self.available(self._first + steps)
+        return self.segment(self._first, max(stop, self._end)).shifted(steps, generator)
+
+    def rewind(self) -> None:
+        """Start the source anew."""
+        if self.cursor or self._first:
+            self._begin()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the cursor and the range of steps held."""
+        return {"cursor": self.cursor, "first": self._first, "end": self._end, "keep": self._keep}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Read the source again up to the saved cursor; it must yield the same chunks."""
+        if self._end:
+            self._begin()
+        while self._end < saved["end"] and self._pull():
+            while self._first + self._held[0].steps <= saved["first"]:
+                self._first += self._held.pop(0).steps
+                if not self._held:
+                    break
+        if (self._first, self._end) != (saved["first"], saved["end"]):
+            raise ValueError(
+                f"the source does not yield the chunks that were saved: steps {saved['first']} "
+                f"to {saved['end']} expected, {self._first} to {self._end} found"
+            )
+        self._keep, self.cursor = saved["keep"], saved["cursor"]
+
+
+def _join(parts: list[Segment]) -> Segment:
+    if len(parts) == 1:
+        return parts[0]
+    if any(part.resets is None for part in parts):
+        parts = [
+            part._replace(resets=torch.zeros(part.steps, part.rows, dtype=torch.bool))
+            if part.resets is None and any(p.resets is not None for p in parts)
+            else part
+            for part in parts
+        ]
+    return Segment(
+        *(map_leaves(lambda *x: torch.cat(x), *column) for column in zip(*parts, strict=True))
+    )

@@ -1,0 +1,153 @@
+"""Controllers: from one lag profile to the next truncation length. They never see the model.
+
+A controller is a frozen value; what it remembers goes in and comes out as a `Control`, so it can be
+logged, saved, resumed and tested without a model. Wrappers that modify another controller are in
+`wrappers.py`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .gauge import Gauge, PaperGauge
+from .profile import LagProfile
+from .truncation import Outcome, TruncationDecision, check_tolerance, choose_truncation
+
+
+@dataclass(frozen=True)
+class Control:
+    """What a controller has decided and remembers.
+
+    Attributes:
+        k: truncation length to use now; None asks for an estimate before the first window.
+        decision: the estimate behind it, if there was one.
+        memory: numbers a wrapper carries from one estimate to the next.
+        inner: the same of the controller it wraps.
+    """
+
+    k: int | None
+    decision: TruncationDecision | None = None
+    memory: tuple[float, ...] = ()
+    inner: Control | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers and strings, for a checkpoint."""
+        decision = None
+        if self.decision is not None:
+            decision = {**asdict(self.decision), "outcome": self.decision.outcome.name}
+        return {
+            "k": self.k,
+            "decision": decision,
+            "memory": list(self.memory),
+            "inner": None if self.inner is None else self.inner.to_dict(),
+        }
+
+    @staticmethod
+    def from_dict(saved: dict[str, Any]) -> Control:
+        """Undo `to_dict`."""
+        decision = saved["decision"]
+        if decision is not None:
+            decision = TruncationDecision(**{**decision, "outcome": Outcome[decision["outcome"]]})
+        inner = None if saved["inner"] is None else Control.from_dict(saved["inner"])
+        return Control(saved["k"], decision, tuple(saved["memory"]), inner)
+
+
+class Controller(ABC):
+    """Chooses the truncation length. Classes below it are final."""
+
+    @property
+    @abstractmethod
+    def window(self) -> int:
+        """Lags it wants measured at each estimate; 0 means it never asks for one."""
+
+    @property
+    @abstractmethod
+    def k_max(self) -> int:
+        """The largest k it may choose; the past that must be kept at hand."""
+
+    @abstractmethod
+    def init(self) -> Control:
+        """Return what holds before the first estimate."""
+
+    @abstractmethod
+    def update(self, control: Control, profile: LagProfile) -> Control:
+        """Return what holds after an estimate."""
+
+
+@dataclass(frozen=True)
+class FixedTruncation(Controller):
+    """Always the same k: ordinary truncated backpropagation. k = T is full backpropagation.
+
+    Attributes:
+        k: truncation length; the gradient keeps lags 0..k.
+    """
+
+    k: int
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ValueError(f"k must be at least 1, got {self.k}: it counts steps back in time")
+
+    @property
+    def window(self) -> int:
+        """Nothing is measured."""
+        return 0
+
+    @property
+    def k_max(self) -> int:
+        """The one k there is."""
+        return self.k
+
+    def init(self) -> Control:
+        """Start with k."""
+        return Control(self.k)
+
+    def update(self, control: Control, profile: LagProfile) -> Control:
+        """Stay."""
+        return control
+
+
+@dataclass(frozen=True)
+class BiasTolerance(Controller):
+    """The smallest k whose estimated relative bias is below delta (Algorithm 1, lines 3 to 7).
+
+    Attributes:
+        delta: tolerated relative bias of the gradient, in (0, 1).
+        k_min: smallest k to use.
+        k_max: largest k to use, also where delta cannot be met.
+        window: lags to measure; should be at least k_max.
+        k_init: k until the first scheduled estimate (K_0); None estimates before the first window.
+        gauge: how the relative bias is read off a profile.
+
+    Choosing k_max: it bounds memory and the cost of the worst case. Choosing the window: see
+    `probe`. Choosing delta: see `choose_truncation`.
+    """
+
+    delta: float
+    k_min: int = 1
+    k_max: int = 100
+    window: int = 100
+    k_init: int | None = None
+    gauge: Gauge = field(default_factory=PaperGauge)
+
+    def __post_init__(self) -> None:
+        check_tolerance(self.delta, self.k_min, self.k_max)
+        if self.window < 2:
+            raise ValueError(f"window must be at least 2 lags to see a decay, got {self.window}")
+        if self.k_init is not None and not self.k_min <= self.k_init <= self.k_max:
+            raise ValueError(
+                f"k_init must be in [k_min, k_max] = [{self.k_min}, {self.k_max}], "
+                f"got {self.k_init}"
+            )
+
+    def init(self) -> Control:
+        """Start with k_init."""
+        return Control(self.k_init)
+
+    def update(self, control: Control, profile: LagProfile) -> Control:
+        """Fit, bound, choose."""
+        bias = self.gauge.bias(profile)
+        decision = choose_truncation(bias, delta=self.delta, k_min=self.k_min, k_max=self.k_max)
+        return Control(decision.k, decision)

@@ -1,0 +1,60 @@
+"""The mean loss of a whole split, with the state carried from its first step to its last."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from .backprop import Weigh, default_weigh, run
+from .model import LossFn, Recurrent, as_recurrent, slice_steps
+from .state import State, detach
+from .stream import Stream
+from .undisturbed import undisturbed
+
+
+def evaluate(
+    model: nn.Module | Recurrent,
+    loss_fn: LossFn,
+    stream: Stream,
+    *,
+    chunk: int = 256,
+    weigh: Weigh | None = None,
+) -> float:
+    """Return the mean loss over every step and row, in eval mode, without gradient.
+
+    Memory is bounded by the chunk; the stream is read from its start and rewound afterwards.
+
+    Args:
+        model: any recurrent module.
+        loss_fn: a mean over time and batch.
+        stream: the split.
+        chunk: steps evaluated at a time.
+        weigh: counts the losses that targets hold, as in `AdaptiveTBPTT`.
+
+    >>> from adaptive_tbptt import SequenceStream
+    >>> stream = SequenceStream(torch.zeros(5, 2, 3), torch.ones(5, 2, 4))
+    >>> model = nn.RNN(3, 4, bias=False)
+    >>> evaluate(model, nn.functional.mse_loss, stream)
+    1.0
+    """
+    recurrent = as_recurrent(model)
+    weigh = default_weigh(loss_fn) if weigh is None else weigh
+    total, count = torch.zeros((), dtype=torch.float64), 0.0
+    state: State = None
+    stream.rewind()
+    with undisturbed(recurrent.module, train=False), torch.no_grad():
+        while stream.available(stream.cursor + 1) > stream.cursor:
+            segment = stream.read(chunk)
+            stream.forget(stream.cursor)
+            for piece in run(recurrent, segment, state):
+                targets = slice_steps(segment.targets, piece.start, piece.stop)
+                weight = weigh(targets)
+                if weight > 0:
+                    loss = recurrent.loss(loss_fn, piece.features, recurrent.place(targets))
+                    total = total.to(loss.device) + loss.double() * weight
+                    count += weight
+                state = detach(piece.state)
+    stream.rewind()
+    if count == 0:
+        raise ValueError("the stream holds no loss: every target is masked")
+    return float(total) / count

@@ -1,0 +1,80 @@
+"""How much memory a window needs, before training finds out."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .backprop import Weigh, window_forward
+from .model import LossFn, Recurrent
+from .stream import Segment
+from .undisturbed import undisturbed
+
+
+SAMPLE_STEPS = 24  # enough that what grows with the window outweighs what does not
+
+
+def activation_bytes(
+    recurrent: Recurrent, loss_fn: LossFn, segment: Segment, context: int, weigh: Weigh
+) -> int:
+    """Return the bytes that the graph of one window holds for its backward pass."""
+    held: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Any:
+        storage = tensor.untyped_storage()
+        held[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    parameters = {p.untyped_storage().data_ptr() for p in recurrent.module.parameters()}
+    with (
+        undisturbed(recurrent.module),
+        torch.enable_grad(),
+        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
+    ):
+        # Kept until the sum is taken: freed memory would be handed out again.
+        result = window_forward(recurrent, loss_fn, segment, None, context, weigh)
+        total = sum(size for pointer, size in held.items() if pointer not in parameters)
+    del result
+    return total
+
+
+def estimate_window_bytes(
+    recurrent: Recurrent, loss_fn: LossFn, segment: Segment, k: int, losses: int, weigh: Weigh
+) -> int:
+    """Estimate the activations of a window of k + losses steps from three short ones.
+
+    A graph grows by the same amount with every step of context, and by another with every step
+    that carries a loss, so three short windows give the three unknowns.
+
+    Args:
+        recurrent: the model.
+        loss_fn: the loss.
+        segment: `SAMPLE_STEPS` steps of data.
+        k: context of the window in question.
+        losses: its losses.
+        weigh: as in `window_forward`.
+    """
+
+    def measure(context: int, with_loss: int) -> int:
+        return activation_bytes(
+            recurrent, loss_fn, segment.between(0, context + with_loss), context, weigh
+        )
+
+    base = measure(8, 8)
+    per_context, per_loss = (measure(16, 8) - base) / 8, (measure(8, 16) - base) / 8
+    return max(0, round(base + per_context * (k - 8) + per_loss * (losses - 8)))
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Return the memory that is free on a device; None where it cannot be told."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type != "cpu" or not hasattr(os, "sysconf"):
+        return None
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return None

@@ -1,0 +1,448 @@
+"""Algorithm 1 with what a long run needs: validation, checkpoints, budgets, progress, metrics."""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from . import checkpoint
+from .backprop import Weigh
+from .clip import Clip
+from .control import Controller
+from .evaluate import evaluate
+from .interrupt import DeferredInterrupt
+from .loggers import JsonlLogger, Logger, Metrics
+from .memory import SAMPLE_STEPS, estimate_window_bytes, free_bytes
+from .meter import LossMeter
+from .model import LossFn
+from .progress import ProgressDisplay
+from .random_state import get_random_state, set_random_state
+from .step_scale import Rule, StepScale
+from .stream import Stream
+from .windows import AdaptiveTBPTT, Window
+
+Stopped = Literal["epochs", "patience", "time"]
+
+
+class TrainingError(Exception):
+    """Training cannot go on; the message says why, at which step, and what is safe."""
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """How a run ended.
+
+    Attributes:
+        epochs: epochs trained, those before a resume included.
+        stopped: which budget ended it.
+        best_epoch: epoch with the lowest validation loss; None without validation.
+        best_loss: that loss.
+        history: the metrics of every epoch.
+    """
+
+    epochs: int
+    stopped: Stopped
+    best_epoch: int | None
+    best_loss: float | None
+    history: list[dict[str, Any]]
+
+
+class Trainer:
+    """Train a recurrent module with truncated backpropagation, K fixed or chosen from delta.
+
+    Args:
+        model: any recurrent module; see `adaptive_tbptt.model`.
+        loss_fn: `loss_fn(outputs, targets)`, a mean over time and batch.
+        optimizer: any torch optimiser.
+        controller: `FixedTruncation(k)` or `BiasTolerance(delta, ...)`.
+        run_dir: folder for `metrics.jsonl` and `checkpoints/`; None writes nothing.
+        scheduler: any torch scheduler; it sees the base rate, never the scaled one.
+        scheduler_per: 'epoch', or 'window' for schedulers that count updates.
+        step_scale: the rate is multiplied by sqrt(K2), K2 or 1 during a step; K2 = K by default.
+        clip: gradient clipping.
+        losses: K2, as in `AdaptiveTBPTT`.
+        overlap: as in `AdaptiveTBPTT`.
+        estimates_per_epoch: as in `AdaptiveTBPTT`.
+        estimate_every: as in `AdaptiveTBPTT`.
+        burn_in: as in `AdaptiveTBPTT`.
+        weigh: as in `AdaptiveTBPTT`.
+        patience: stop after so many epochs without a better validation loss.
+        max_seconds: stop after so much training time, resumed runs included.
+        checkpoint_seconds: time between checkpoints inside an epoch; one is written at every end
+            of an epoch and on Ctrl-C too.
+        loggers: further places for metrics.
+        show: whether to show progress.
+        seed: of the segments that are probed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        optimizer: Optimizer,
+        controller: Controller,
+        *,
+        run_dir: str | Path | None = None,
+        scheduler: Any = None,
+        scheduler_per: Literal["epoch", "window"] = "epoch",
+        step_scale: Rule = "sqrt",
+        clip: Clip | None = None,
+        losses: int | float = 1.0,
+        overlap: bool = True,
+        estimates_per_epoch: float = 1.0,
+        estimate_every: int | None = None,
+        burn_in: int = 20,
+        weigh: Weigh | None = None,
+        patience: int | None = None,
+        max_seconds: float | None = None,
+        checkpoint_seconds: float = 60.0,
+        loggers: Sequence[Logger] = (),
+        show: bool = True,
+        seed: int = 0,
+    ) -> None:
+        if scheduler_per not in ("epoch", "window"):
+            raise ValueError(f"scheduler_per must be 'epoch' or 'window', got {scheduler_per!r}")
+        if patience is not None and patience < 1:
+            raise ValueError(f"patience must be at least 1 epoch, got {patience}")
+        self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
+        self.scheduler, self.scheduler_per = scheduler, scheduler_per
+        self.clip, self.patience, self.max_seconds = clip, patience, max_seconds
+        self.checkpoint_seconds, self.show = checkpoint_seconds, show
+        self.run_dir = None if run_dir is None else Path(run_dir)
+        self.loggers = list(loggers)
+        self.tbptt = AdaptiveTBPTT(
+            model,
+            loss_fn,
+            controller,
+            losses=losses,
+            overlap=overlap,
+            estimates_per_epoch=estimates_per_epoch,
+            estimate_every=estimate_every,
+            burn_in=burn_in,
+            weigh=weigh,
+            seed=seed,
+        )
+        self.scale = StepScale(optimizer, step_scale)
+        self._settings = {
+            "controller": repr(controller),
+            "optimizer": type(optimizer).__name__,
+            "step_scale": step_scale,
+            "clip": repr(clip),
+            "losses": repr(losses),
+            "overlap": repr(overlap),
+            "estimates": repr((estimates_per_epoch, estimate_every, burn_in)),
+        }
+        self.epoch, self.updates, self.seconds = 0, 0, 0.0
+        self.history: list[dict[str, Any]] = []
+        self.best_epoch: int | None = None
+        self.best_loss: float | None = None
+        self.best_state: dict[str, Tensor] | None = None
+        self._meter = LossMeter()
+        self._metrics: JsonlLogger | None = None
+
+    @property
+    def checkpoint_path(self) -> Path | None:
+        """The file a run is resumed from."""
+        return None if self.run_dir is None else self.run_dir / "checkpoints" / "last.safetensors"
+
+    def fit(
+        self, train: Stream, valid: Stream | None = None, *, epochs: int, resume: bool = False
+    ) -> FitResult:
+        """Train until a budget is spent.
+
+        Args:
+            train: the training stream.
+            valid: the validation stream; the parameters with its lowest loss are kept.
+            epochs: total number of passes over `train`, those before a resume included.
+            resume: go on from the run folder's last checkpoint, if there is one.
+        """
+        if epochs < 1:
+            raise ValueError(f"epochs must be at least 1, got {epochs}")
+        self._open(train, resume)
+        total = None if train.length is None else epochs * train.length
+        with (
+            DeferredInterrupt() as interrupt,
+            ProgressDisplay(total, self.tbptt.trained_steps, show=self.show) as display,
+        ):
+            self._warn_of_memory(train)
+            try:
+                stopped = self._run_epochs(train, valid, epochs, interrupt, display)
+            finally:
+                for logger in self._all_loggers():
+                    logger.close()
+        return FitResult(self.epoch, stopped, self.best_epoch, self.best_loss, self.history)
+
+    def load_best(self) -> None:
+        """Put the parameters with the lowest validation loss back into the model."""
+        if self.best_state is None:
+            raise TrainingError("there are no best parameters: no validation has run")
+        self.model.load_state_dict(self.best_state)
+
+    def _run_epochs(
+        self,
+        train: Stream,
+        valid: Stream | None,
+        epochs: int,
+        interrupt: DeferredInterrupt,
+        display: ProgressDisplay,
+    ) -> Stopped:
+        while self.epoch < epochs:
+            if self._out_of_patience():
+                return "patience"
+            if not self._run_windows(train, interrupt, display):
+                return "time"
+            self._end_epoch(train, valid, display)
+        return "epochs"
+
+    def _run_windows(
+        self, train: Stream, interrupt: DeferredInterrupt, display: ProgressDisplay
+    ) -> bool:
+        """Train from the stream's cursor to its end; return whether the end was reached."""
+        self.model.train()
+        began, before = time.monotonic(), self.seconds
+        saved_at = began
+        estimates = len(self.tbptt.history)
+        for window in self.tbptt.windows(train):
+            if len(self.tbptt.history) > estimates:
+                estimates = len(self.tbptt.history)
+                self._log_estimate()
+            self._update(window)
+            now = time.monotonic()
+            self.seconds = before + now - began
+            if self._meter.pending >= 100 or display.wants_update:
+                self._check_losses()
+                if display.wants_update:
+                    display.update(self.tbptt.trained_steps, self._line())
+            if interrupt.pending:
+                self._save(train)
+                raise KeyboardInterrupt
+            if self.max_seconds is not None and self.seconds >= self.max_seconds:
+                self._save(train)
+                return False
+            if now - saved_at >= self.checkpoint_seconds:
+                self._save(train)
+                saved_at = now
+        return True
+
+    def _update(self, window: Window) -> None:
+        """One step: theta - gamma sqrt(K) g (Algorithm 1, lines 9 to 11)."""
+        loss = window.backward()
+        if self.clip is not None:
+            self.clip(self.model.parameters(), window.losses)
+        self.scale.step(window.losses)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.updates += 1
+        if self.scheduler is not None and self.scheduler_per == "window":
+            self.scheduler.step()
+        self._meter.add(loss, window.weight or 0.0, self.tbptt.trained_steps)
+
+    def _end_epoch(self, train: Stream, valid: Stream | None, display: ProgressDisplay) -> None:
+        self._check_losses()
+        valid_loss = None
+        if valid is not None:
+            valid_loss = evaluate(self.tbptt.recurrent, self.loss_fn, valid, weigh=self.tbptt.weigh)
+            if self.best_loss is None or valid_loss < self.best_loss:
+                self.best_loss, self.best_epoch = valid_loss, self.epoch + 1
+                self.best_state = copy.deepcopy(self.model.state_dict())
+                if self.run_dir is not None:
+                    self._write(self.run_dir / "checkpoints" / "best.safetensors", self.best_state)
+        self.epoch += 1
+        decision = self.tbptt.control.decision
+        metrics: dict[str, Any] = {
+            "event": "epoch",
+            "epoch": self.epoch,
+            "data_passes": None if train.length is None else self.tbptt.data_steps / train.length,
+            "train_loss": self._meter.mean,
+            "valid_loss": valid_loss,
+            "k": self.tbptt.k,
+            "beta": None if decision is None else decision.beta,
+            "relative_bias": None if decision is None else decision.relative_bias,
+            "updates": self.updates,
+            "lr": float(self.optimizer.param_groups[0]["lr"]),
+            "seconds": self.seconds,
+        }
+        self.history.append(metrics)
+        self._log(metrics)
+        self._meter = LossMeter()
+        if self.scheduler is not None and self.scheduler_per == "epoch":
+            if isinstance(self.scheduler, ReduceLROnPlateau):
+                self.scheduler.step(metrics["train_loss"] if valid_loss is None else valid_loss)
+            else:
+                self._step_scheduler()
+        self._save(train)
+        display.say(self._line(metrics))
+
+    def _step_scheduler(self) -> None:
+        with warnings.catch_warnings():
+            # torch warns of a scheduler that steps before its optimiser, which is what it sees
+            # when a run is resumed at the very end of an epoch.
+            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+            self.scheduler.step()
+
+    def _out_of_patience(self) -> bool:
+        waited = None if self.best_epoch is None else self.epoch - self.best_epoch
+        return self.patience is not None and waited is not None and waited >= self.patience
+
+    def _line(self, epoch: dict[str, Any] | None = None) -> str:
+        numbers = epoch or {"epoch": self.epoch + 1, "train_loss": self._meter.mean}
+        parts = [f"epoch {numbers['epoch']}", f"loss {numbers['train_loss']:.4f}"]
+        if numbers.get("valid_loss") is not None:
+            parts.append(f"valid {numbers['valid_loss']:.4f}")
+        elif self.best_loss is not None:
+            parts.append(f"best valid {self.best_loss:.4f}")
+        parts.append(f"K {self.tbptt.k}")
+        decision = self.tbptt.control.decision
+        if decision is not None:
+            parts.append(f"beta {decision.beta:.3f}")
+            parts.append(f"bias {decision.relative_bias:.3g}")
+        return "  ".join(parts)
+
+    def _log_estimate(self) -> None:
+        latest = self.tbptt.history[-1]
+        self._log(
+            {
+                "event": "estimate",
+                "epoch": self.epoch + 1,
+                "k": latest.k,
+                "beta": latest.beta,
+                "relative_bias": latest.relative_bias,
+                "outcome": latest.outcome,
+            }
+        )
+
+    def _all_loggers(self) -> list[Logger]:
+        return [*([] if self._metrics is None else [self._metrics]), *self.loggers]
+
+    def _log(self, metrics: Metrics) -> None:
+        for logger in self._all_loggers():
+            try:
+                logger.log(metrics, self.tbptt.trained_steps)
+            except OSError as error:
+                raise TrainingError(
+                    f"cannot write metrics: {error}{self._what_is_safe()}"
+                ) from error
+
+    def _check_losses(self) -> None:
+        bad = self._meter.flush()
+        if bad is not None:
+            step, value = bad
+            raise TrainingError(
+                f"the loss became {value} at data step {step}, in epoch {self.epoch + 1}; "
+                f"try a smaller learning rate or clipping{self._what_is_safe()}"
+            )
+
+    def _what_is_safe(self) -> str:
+        path = self.checkpoint_path
+        if path is None or not path.exists():
+            return ""
+        return f". The last good checkpoint is {path}"
+
+    def _open(self, train: Stream, resume: bool) -> None:
+        """Prepare the run folder; load the last checkpoint where asked."""
+        path = self.checkpoint_path
+        if path is None or self.run_dir is None:
+            if resume:
+                raise ValueError("resume needs a run_dir to resume from")
+            return
+        if path.exists() and not resume:
+            raise TrainingError(
+                f"{self.run_dir} already holds a run: resume=True goes on with it, another "
+                "run_dir starts anew"
+            )
+        keep = self._load(path, train) if path.exists() else 0
+        try:
+            self._metrics = JsonlLogger(self.run_dir / "metrics.jsonl", keep)
+        except OSError as error:
+            raise TrainingError(f"cannot write to {self.run_dir}: {error}") from error
+
+    def _save(self, train: Stream) -> None:
+        """Write a checkpoint, after making sure that there is something good to write."""
+        self._check_losses()
+        if self.checkpoint_path is None:
+            return
+        if not all(bool(torch.isfinite(p).all()) for p in self.model.parameters()):
+            raise TrainingError(
+                f"a parameter is NaN or infinite after data step {self.tbptt.trained_steps}, in "
+                f"epoch {self.epoch + 1}{self._what_is_safe()}"
+            )
+        self._write(
+            self.checkpoint_path,
+            {
+                "settings": self._settings,
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+                "tbptt": self.tbptt.state_dict(),
+                "stream": train.state_dict(),
+                "random": get_random_state(),
+                "meter": self._meter.state_dict(),
+                "progress": (self.epoch, self.updates, self.seconds),
+                "history": self.history,
+                "best": (self.best_epoch, self.best_loss, self.best_state),
+                "metrics_lines": 0 if self._metrics is None else self._metrics.lines,
+            },
+        )
+
+    def _write(self, path: Path, nest: Any) -> None:
+        try:
+            checkpoint.save(path, nest)
+        except checkpoint.CheckpointError as error:
+            raise TrainingError(f"{error}{self._what_is_safe()}") from error
+
+    def _load(self, path: Path, train: Stream) -> int:
+        saved = checkpoint.load(path)
+        differing = [
+            f"{name} was {saved['settings'].get(name)}, is {value}"
+            for name, value in self._settings.items()
+            if saved["settings"].get(name) != value
+        ]
+        if differing:
+            raise TrainingError(f"{path} was written with other settings: {'; '.join(differing)}")
+        checkpoint.load_model(self.model, saved["model"], path)
+        self.optimizer.load_state_dict(saved["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(saved["scheduler"])
+        train.load_state_dict(saved["stream"])
+        self.tbptt.load_state_dict(saved["tbptt"])
+        self._meter.load_state_dict(saved["meter"])
+        self.epoch, self.updates, self.seconds = saved["progress"]
+        self.history = saved["history"]
+        self.best_epoch, self.best_loss, self.best_state = saved["best"]
+        set_random_state(saved["random"])
+        return int(saved["metrics_lines"])
+
+    def _warn_of_memory(self, train: Stream) -> None:
+        """Say before training starts that a window of k_max will not fit."""
+        tbptt, k = self.tbptt, self.tbptt.controller.k_max
+        if train.length is not None:
+            k = min(k, train.length)
+        if train.available(SAMPLE_STEPS) < SAMPLE_STEPS:
+            return
+        recurrent = tbptt.recurrent
+        needed = estimate_window_bytes(
+            recurrent,
+            self.loss_fn,
+            train.segment(0, SAMPLE_STEPS),
+            k,
+            tbptt.losses_per_window(k),
+            tbptt.weigh,
+        )
+        free = free_bytes(recurrent.device)
+        if free is not None and needed > free:
+            warnings.warn(
+                f"a window at k_max={k} needs about {needed / 2**30:.1f} GiB for its activations, "
+                f"{free / 2**30:.1f} GiB are free: lower k_max or the batch size",
+                ResourceWarning,
+                stacklevel=3,
+            )

@@ -1,0 +1,339 @@
+"""Truncated backpropagation in a person's own loop: windows of a stream, K chosen on the way."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .backprop import Weigh, default_weigh, window_forward
+from .control import Control, Controller
+from .model import LossFn, Recurrent, as_recurrent
+from .probe import probe_segment
+from .profile import LagProfile
+from .stream import Stream
+from .trajectory import Trajectory
+
+
+class TruncationWarning(UserWarning):
+    """The tolerance asked for is not met, or met only by extrapolation."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One estimate of K.
+
+    Attributes:
+        step: data steps trained on when it was made, over all epochs.
+        k: truncation length from then on.
+        beta: decay rate.
+        relative_bias: bound on the relative bias at k.
+        outcome: name of the `Outcome`.
+        message: the outcome as a sentence.
+    """
+
+    step: int
+    k: int
+    beta: float
+    relative_bias: float
+    outcome: str
+    message: str
+
+
+class Window:
+    """K1 consecutive steps of the stream whose last K2 carry losses.
+
+    Attributes:
+        k: truncation length: every loss sees lags 0..k, as far as the stream has a past.
+        start: first step of the window.
+        first: first step that carries a loss.
+        stop: the step after the last.
+        losses: K2 as planned; the last window of an epoch may carry fewer.
+        weight: number of losses it carried, once its loss was computed.
+    """
+
+    def __init__(
+        self,
+        owner: AdaptiveTBPTT,
+        stream: Stream,
+        k: int,
+        start: int,
+        first: int,
+        stop: int,
+        losses: int,
+    ) -> None:
+        self._owner, self._stream = owner, stream
+        self.k, self.start, self.first, self.stop, self.losses = k, start, first, stop, losses
+        self.weight: float | None = None
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that carry a loss."""
+        return self.stop - self.first
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """The largest lag that the first and the last loss of the window see."""
+        return self.first - self.start, self.stop - 1 - self.start
+
+    @property
+    def progress(self) -> float | None:
+        """Fraction of the epoch that is read after this window; None for unknown lengths."""
+        length = self._stream.length
+        return None if length is None else self.stop / length
+
+    def loss(self) -> Tensor:
+        """Run the window and return its mean loss, with the graph that `backward` needs."""
+        if self.weight is not None:
+            raise RuntimeError("a window is run once; the next one has moved the state on")
+        return self._owner._run(self, self._stream)
+
+    def backward(self, scale: float = 1.0) -> Tensor:
+        """Add the gradient of the window, times `scale`, to `.grad`; return the loss.
+
+        To accumulate over n windows of equal size use `scale=1/n`.
+        """
+        loss = self.loss()
+        (loss * scale if scale != 1.0 else loss).backward()
+        return loss.detach()
+
+
+class Windows:
+    """The windows of one epoch, from the stream's cursor to its end. Iterate over it once."""
+
+    def __init__(self, owner: AdaptiveTBPTT, stream: Stream) -> None:
+        self._owner, self._stream = owner, stream
+
+    def __len__(self) -> int:
+        """Return how many windows are left if K stays what it is now.
+
+        K changes on the way, so the number is a forecast. A scheduler that should follow the data
+        rather than the number of updates is stepped by `window.progress`.
+        """
+        length, k = self._stream.length, self._owner.k
+        if length is None or k is None:
+            raise TypeError(
+                "the number of windows is not known: the stream has no known length, or K was "
+                "not estimated yet"
+            )
+        return math.ceil((length - self._stream.cursor) / self._owner.losses_per_window(k))
+
+    def __iter__(self) -> Iterator[Window]:
+        """Yield the windows; afterwards the stream is rewound."""
+        return self._owner._epoch(self._stream)
+
+
+class AdaptiveTBPTT:
+    """Cuts a stream into windows, carries and detaches the state, re-estimates K on schedule.
+
+    Args:
+        model: any recurrent module; see `adaptive_tbptt.model`.
+        loss_fn: `loss_fn(outputs, targets)`, a mean over time and batch.
+        controller: `FixedTruncation`, `BiasTolerance`, or a wrapper around one.
+        losses: K2, the losses per window. A float is a multiple of K, an int a number of steps.
+            The window is K + K2 steps, so that every loss sees lags 0..K whatever K2 is.
+        overlap: False leaves the context out: BPTT(K2, K2), as frameworks do it; the first loss of
+            a window then sees lag 0 alone, and no bound holds.
+        estimates_per_epoch: how often K is estimated (alpha in the paper).
+        estimate_every: the same in steps; it is needed for streams whose length is not known.
+        burn_in: steps that warm up the state before a probe's window; 20 as in the release.
+        weigh: `weigh(targets)` counts the losses that targets hold, for masked losses. None counts
+            every step of every row, less `loss_fn.ignore_index` where it has one.
+        batch_first: layout of the model, as in `probe`; streams are time first.
+        state_batch_dim: as in `probe`.
+        seed: of the random segments that are probed.
+
+    Choosing `losses`: larger costs less per loss, smaller updates more often. The paper uses K.
+
+    >>> _ = torch.manual_seed(0)
+    >>> from adaptive_tbptt import FixedTruncation, SequenceStream
+    >>> model, stream = nn.RNN(3, 4), SequenceStream(torch.randn(50, 2, 3), torch.zeros(50, 2, 4))
+    >>> tbptt = AdaptiveTBPTT(model, nn.functional.mse_loss, FixedTruncation(20))
+    >>> for window in tbptt.windows(stream):
+    ...     _ = window.backward()
+    ...     print(window.start, window.first, window.stop)
+    0 0 20
+    0 20 40
+    20 40 50
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Recurrent,
+        loss_fn: LossFn,
+        controller: Controller,
+        *,
+        losses: int | float = 1.0,
+        overlap: bool = True,
+        estimates_per_epoch: float = 1.0,
+        estimate_every: int | None = None,
+        burn_in: int = 20,
+        weigh: Weigh | None = None,
+        batch_first: bool | None = None,
+        state_batch_dim: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        if losses <= 0:
+            raise ValueError(f"losses must be positive, got {losses}")
+        if estimates_per_epoch <= 0:
+            raise ValueError(f"estimates_per_epoch must be positive, got {estimates_per_epoch}")
+        if estimate_every is not None and estimate_every < 1:
+            raise ValueError(f"estimate_every must be at least 1 step, got {estimate_every}")
+        if burn_in < 0:
+            raise ValueError(f"burn_in must not be negative, got {burn_in}")
+        self.recurrent = as_recurrent(
+            model, batch_first=batch_first, state_batch_dim=state_batch_dim
+        )
+        self.loss_fn, self.controller = loss_fn, controller
+        self.losses, self.overlap = losses, overlap
+        self.estimates_per_epoch, self.estimate_every = estimates_per_epoch, estimate_every
+        self.burn_in = burn_in
+        self.weigh = default_weigh(loss_fn) if weigh is None else weigh
+        self.control: Control = controller.init()
+        self.history: list[Estimate] = []
+        self.trained_steps = 0
+        self.probed_steps = 0
+        self.profile: LagProfile | None = None
+        self._since_estimate = 0
+        self._trajectory = Trajectory()
+        self._generator = torch.Generator().manual_seed(seed)
+
+    @property
+    def k(self) -> int | None:
+        """The truncation length in use; None before the first estimate."""
+        return self.control.k
+
+    @property
+    def data_steps(self) -> int:
+        """Steps of data used so far, those that were probed included, as the paper counts."""
+        return self.trained_steps + self.probed_steps
+
+    def losses_per_window(self, k: int) -> int:
+        """Return K2 for a truncation length."""
+        if isinstance(self.losses, int):
+            return self.losses
+        return max(1, round(self.losses * k))
+
+    def windows(self, stream: Stream) -> Windows:
+        """Return the windows of an epoch, from the stream's cursor on.
+
+        A stream at its start begins from the initial state. One that was left or restored in the
+        middle of an epoch goes on where it was.
+        """
+        if not isinstance(stream, Stream):
+            raise TypeError(
+                f"expected a stream, got {type(stream).__name__}; wrap tensors in "
+                "SequenceStream(inputs, targets), chunks in ChunkStream(loader)"
+            )
+        return Windows(self, stream)
+
+    def estimate(self, stream: Stream) -> LagProfile:
+        """Probe a random segment of the stream and let the controller choose K."""
+        steps = self.burn_in + self.controller.window
+        segment = stream.random_segment(steps, self._generator)
+        self.profile = probe_segment(self.recurrent, self.loss_fn, segment, burn_in=self.burn_in)
+        before = self.control.decision
+        self.control = self.controller.update(self.control, self.profile)
+        self.probed_steps += steps
+        self._since_estimate = 0
+        decision = self.control.decision
+        if decision is not None and self.control.k is not None:
+            self.history.append(
+                Estimate(
+                    step=self.trained_steps,
+                    k=self.control.k,
+                    beta=decision.beta,
+                    relative_bias=decision.relative_bias,
+                    outcome=decision.outcome.name,
+                    message=decision.message,
+                )
+            )
+            if not decision.outcome.met and (before is None or before.outcome != decision.outcome):
+                warnings.warn(decision.message, TruncationWarning, stacklevel=3)
+        return self.profile
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to go on exactly; take it after a window's `backward`."""
+        return {
+            "control": self.control.to_dict(),
+            "trajectory": self._trajectory.state_dict(),
+            "history": [asdict(e) for e in self.history],
+            "trained_steps": self.trained_steps,
+            "probed_steps": self.probed_steps,
+            "since_estimate": self._since_estimate,
+            "generator": self._generator.get_state(),
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go on from a saved state; the stream's own must be loaded too."""
+        self.control = Control.from_dict(saved["control"])
+        self._trajectory.load_state_dict(saved["trajectory"])
+        self.history = [Estimate(**e) for e in saved["history"]]
+        self.trained_steps = saved["trained_steps"]
+        self.probed_steps = saved["probed_steps"]
+        self._since_estimate = saved["since_estimate"]
+        self._generator.set_state(saved["generator"].cpu())
+
+    def _epoch(self, stream: Stream) -> Iterator[Window]:
+        if stream.cursor == 0 or self._trajectory.is_empty:
+            self._trajectory.begin(stream.cursor)
+        self._trajectory.open(self.recurrent, stream)
+        if self.controller.window:
+            stream.reserve(self.burn_in + self.controller.window)
+        while stream.available(stream.cursor + 1) > stream.cursor:
+            if self._estimate_is_due(stream):
+                self.estimate(stream)
+            k = self.control.k
+            assert k is not None
+            first, losses = stream.cursor, self.losses_per_window(k)
+            start = max(first - k, self._trajectory.oldest) if self.overlap else first
+            stop = stream.available(first + losses)
+            stream.cursor = stop  # before the yield: a checkpoint inside the loop goes on after it
+            yield Window(self, stream, k, start, first, stop, losses)
+            reach = self.controller.k_max if self.overlap else 0
+            self._trajectory.forget(max(stop - reach, 0))
+            stream.forget(self._trajectory.oldest)
+        stream.rewind()
+
+    def _run(self, window: Window, stream: Stream) -> Tensor:
+        """Forward pass of a window; notes where the next ones may start."""
+        state = self._trajectory.at(window.start, self.recurrent, stream)
+        context = window.first - window.start
+        # If K stays, the next window starts here; inside the context its state falls out.
+        following = window.stop - (window.k if self.overlap else 0) - window.start
+        marks = [following] if 0 < following < context else []
+        result = window_forward(
+            self.recurrent,
+            self.loss_fn,
+            stream.segment(window.start, window.stop),
+            state,
+            context,
+            self.weigh,
+            marks,
+        )
+        for step, entering in result.states.items():
+            self._trajectory.put(window.start + step, entering)
+        window.weight = result.weight
+        self.trained_steps += window.steps
+        self._since_estimate += window.steps
+        return result.loss
+
+    def _estimate_is_due(self, stream: Stream) -> bool:
+        if self.controller.window == 0:
+            return False
+        if self.control.k is None:
+            return True
+        every = self.estimate_every
+        if every is None:
+            if stream.length is None:
+                raise ValueError(
+                    "the length of the stream is not known, so estimates_per_epoch means "
+                    "nothing: pass estimate_every=, a number of steps"
+                )
+            every = math.ceil(stream.length / self.estimates_per_epoch)
+        return self._since_estimate >= every

@@ -1,0 +1,161 @@
+"""Wrap a controller to modify it: limits, buckets, a limit on the rate of change, smoothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from .control import Control, Controller
+from .profile import LagProfile
+
+
+@dataclass(frozen=True)
+class _Wrapper(Controller):
+    """Shared by wrappers that change the k another controller chose."""
+
+    controller: Controller
+
+    @property
+    def window(self) -> int:
+        """What the wrapped controller wants measured."""
+        return self.controller.window
+
+    @property
+    def k_max(self) -> int:
+        """The largest k after the change."""
+        return self.change(self.controller.k_max, None)
+
+    @abstractmethod
+    def change(self, k: int, before: int | None) -> int:
+        """Return the k to use where the wrapped controller chose `k` and `before` was in use."""
+
+    def init(self) -> Control:
+        """Change what the wrapped controller starts with."""
+        inner = self.controller.init()
+        k = None if inner.k is None else self.change(inner.k, None)
+        return Control(k, inner.decision, inner=inner)
+
+    def update(self, control: Control, profile: LagProfile) -> Control:
+        """Let the wrapped controller choose, then change its choice."""
+        assert control.inner is not None
+        inner = self.controller.update(control.inner, profile)
+        assert inner.k is not None
+        return Control(self.change(inner.k, control.k), inner.decision, inner=inner)
+
+
+@dataclass(frozen=True)
+class Limited(_Wrapper):
+    """Keep k in [low, high]."""
+
+    low: int = 1
+    high: int = 100
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.low <= self.high:
+            raise ValueError(f"expected 1 <= low <= high, got low={self.low} and high={self.high}")
+
+    def change(self, k: int, before: int | None) -> int:
+        """Clip."""
+        return min(max(k, self.low), self.high)
+
+
+@dataclass(frozen=True)
+class Bucketed(_Wrapper):
+    """Round k up to a bucket, so that the shapes of windows repeat (for torch.compile, say).
+
+    Attributes:
+        buckets: allowed k, ascending; a larger k than all of them becomes the largest. Empty
+            means powers of two.
+    """
+
+    buckets: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if any(b < 1 for b in self.buckets) or list(self.buckets) != sorted(set(self.buckets)):
+            raise ValueError(f"buckets must be ascending and at least 1, got {self.buckets}")
+
+    def change(self, k: int, before: int | None) -> int:
+        """Round up: a larger k never has a larger bound."""
+        if not self.buckets:
+            return 1 << (k - 1).bit_length()
+        return next((b for b in self.buckets if b >= k), self.buckets[-1])
+
+
+@dataclass(frozen=True)
+class RateLimited(_Wrapper):
+    """Let k change by at most a factor from one estimate to the next.
+
+    Attributes:
+        factor: 2 means at most doubled and at most halved.
+    """
+
+    factor: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not self.factor > 1.0:
+            raise ValueError(f"factor must exceed 1, got {self.factor}")
+
+    def change(self, k: int, before: int | None) -> int:
+        """Stay within the factor; rounding outwards, so that a small k can move at all."""
+        if before is None:
+            return k
+        low, high = math.floor(before / self.factor), math.ceil(before * self.factor)
+        return min(max(k, low, 1), high)
+
+
+@dataclass(frozen=True)
+class Smoothed(Controller):
+    """Average log E phi_k over estimates before the wrapped controller sees it.
+
+    Attributes:
+        controller: the controller to wrap.
+        weight: share of the newest estimate; 1 is no smoothing.
+
+    Choosing the weight: parameters move slowly, so estimates of one epoch still speak for the
+    next; 0.5 halves the memory with every estimate.
+    """
+
+    controller: Controller
+    weight: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.weight <= 1.0:
+            raise ValueError(f"weight must be in (0, 1], got {self.weight}")
+
+    @property
+    def window(self) -> int:
+        """What the wrapped controller wants measured."""
+        return self.controller.window
+
+    @property
+    def k_max(self) -> int:
+        """That of the wrapped controller."""
+        return self.controller.k_max
+
+    def init(self) -> Control:
+        """Start as the wrapped controller does."""
+        inner = self.controller.init()
+        return Control(inner.k, inner.decision, inner=inner)
+
+    def update(self, control: Control, profile: LagProfile) -> Control:
+        """Scale every lag of the profile so that its mean becomes the running geometric mean."""
+        assert control.inner is not None
+        mean = profile.mean
+        seen = (mean > 0.0) & ~profile.underflowed
+        logs = np.log(mean, out=np.full_like(mean, -np.inf), where=seen)
+        if len(control.memory) == len(logs):
+            old = np.asarray(control.memory)
+            both = np.isfinite(logs) & np.isfinite(old)
+            mixed = np.where(both, logs, 0.0) * self.weight
+            mixed += np.where(both, old, 0.0) * (1.0 - self.weight)
+            # A lag that only one of the two resolved counts as the newest estimate says.
+            logs = np.where(both, mixed, logs)
+        with np.errstate(under="ignore"):
+            factors = np.where(seen, np.exp(logs) / np.where(seen, mean, 1.0), 1.0)
+        smooth = dataclasses.replace(profile, state_norms=profile.state_norms * factors[:, None])
+        inner = self.controller.update(control.inner, smooth)
+        return Control(inner.k, inner.decision, tuple(logs.tolist()), inner)

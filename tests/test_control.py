@@ -1,0 +1,156 @@
+"""One conformance suite that every controller passes, and what each wrapper is for."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+import adaptive_tbptt as at
+
+TOLERANCE = at.BiasTolerance(delta=0.2, k_min=2, k_max=50, window=60, k_init=7)
+CONTROLLERS = {
+    "fixed": at.FixedTruncation(12),
+    "tolerance": TOLERANCE,
+    "release": at.BiasTolerance(delta=0.2, window=60, gauge=at.ReleaseGauge()),
+    "no k_init": at.BiasTolerance(delta=0.2, window=60),
+    "limited": at.Limited(TOLERANCE, low=5, high=9),
+    "buckets": at.Bucketed(TOLERANCE, (4, 16, 64)),
+    "powers": at.Bucketed(TOLERANCE),
+    "rate": at.RateLimited(TOLERANCE, factor=1.5),
+    "smoothed": at.Smoothed(TOLERANCE, weight=0.3),
+    "all": at.Bucketed(at.RateLimited(at.Smoothed(at.Limited(TOLERANCE, low=3, high=40)))),
+}
+
+
+def profile(beta, seed=0, samples=16, window=60):
+    rng = np.random.default_rng(seed)
+    norms = beta ** np.arange(window + 1)[:, None] * rng.lognormal(0, 0.2, (window + 1, samples))
+    return at.LagProfile(norms, {"h": norms}, np.cumsum(norms[:, :4], axis=0))
+
+
+def run(controller, betas, control=None):
+    control = controller.init() if control is None else control
+    for i, beta in enumerate(betas):
+        control = controller.update(control, profile(beta, i))
+        yield control
+
+
+BETAS = [0.5, 0.9, 0.99, 1.05, 0.3, 0.8]
+
+
+@pytest.mark.parametrize("name", CONTROLLERS)
+class TestConformance:
+    def test_k_is_a_positive_int_up_to_k_max(self, name):
+        controller = CONTROLLERS[name]
+        for control in run(controller, BETAS):
+            assert type(control.k) is int
+            assert 1 <= control.k <= controller.k_max
+
+    def test_the_same_profiles_give_the_same_ks(self, name):
+        ks = [[c.k for c in run(CONTROLLERS[name], BETAS)] for _ in range(2)]
+        assert ks[0] == ks[1]
+
+    def test_it_goes_on_exactly_from_a_saved_control(self, name):
+        controller = CONTROLLERS[name]
+        *_, third = run(controller, BETAS[:3])
+        restored = at.Control.from_dict(json.loads(json.dumps(third.to_dict())))
+        assert restored == third
+        ours = [c.k for c in run(controller, BETAS[3:], restored)]
+        assert ours == [c.k for c in run(controller, BETAS[3:], third)]
+
+    def test_it_is_a_value(self, name):
+        controller = CONTROLLERS[name]
+        before = repr(controller)
+        list(run(controller, BETAS))
+        assert repr(controller) == before
+        with pytest.raises(AttributeError):
+            controller.k_max = 3
+
+    def test_it_says_what_it_wants_measured(self, name):
+        controller = CONTROLLERS[name]
+        assert controller.window == (0 if name == "fixed" else 60)
+        start = controller.init().k
+        assert start is None or 1 <= start <= controller.k_max
+
+
+def test_bias_tolerance_is_the_pure_functions_put_together():
+    measured = profile(0.8)
+    (control,) = run(TOLERANCE, [0.8])
+    bias = at.bias_bound(measured.mean, at.fit_decay(measured.mean))
+    assert control.decision == at.choose_truncation(bias, delta=0.2, k_min=2, k_max=50)
+    assert control.k == control.decision.k
+
+
+def test_fixed_never_asks_and_never_moves():
+    controller = at.FixedTruncation(12)
+    assert [c.k for c in run(controller, BETAS)] == [12] * len(BETAS)
+
+
+def test_limits_clip():
+    assert {c.k for c in run(CONTROLLERS["limited"], [0.3, 0.99])} == {5, 9}
+
+
+def test_buckets_round_up():
+    plain = [c.k for c in run(TOLERANCE, BETAS)]
+    rounded = [c.k for c in run(CONTROLLERS["buckets"], BETAS)]
+    assert rounded == [next(b for b in (4, 16, 64) if b >= k) for k in plain]
+    powers = [c.k for c in run(CONTROLLERS["powers"], BETAS)]
+    assert all(p >= k > p // 2 and p & (p - 1) == 0 for p, k in zip(powers, plain, strict=True))
+    assert CONTROLLERS["powers"].k_max == 64
+
+
+def test_rate_limit_moves_step_by_step_to_the_same_place():
+    ks = [c.k for c in run(CONTROLLERS["rate"], [1.05] * 8)]
+    assert ks[0] == 11  # 1.5 * 7, rounded outwards
+    assert all(b <= np.ceil(1.5 * a) for a, b in itertools.pairwise(ks))
+    assert ks[-1] == 50
+    small = at.RateLimited(at.BiasTolerance(delta=0.2, window=60, k_init=1))
+    assert next(run(small, [0.9])).k == 2
+
+
+def test_smoothing_averages_log_phi():
+    controller = at.Smoothed(TOLERANCE, weight=0.25)
+    *_, last = run(controller, [0.5, 0.9])
+    logs = [np.log(profile(b, i).mean) for i, b in enumerate([0.5, 0.9])]
+    np.testing.assert_allclose(last.memory, 0.75 * logs[0] + 0.25 * logs[1])
+    # log phi averaged: the rate is the geometric mean of the two.
+    assert last.decision.beta == pytest.approx(0.5**0.75 * 0.9**0.25, rel=0.05)
+    assert [c.k for c in run(at.Smoothed(TOLERANCE, weight=1.0), BETAS)] == [
+        c.k for c in run(TOLERANCE, BETAS)
+    ]
+
+
+def test_smoothing_leaves_lags_alone_that_only_one_estimate_resolved():
+    norms = np.where(np.arange(61)[:, None] < 30, profile(0.5).state_norms, 0.0)
+    ends = at.LagProfile(norms, {"h": norms}, np.cumsum(norms[:, :4], axis=0))
+    controller = at.Smoothed(TOLERANCE)
+    with np.errstate(all="raise"):
+        control = controller.update(controller.init(), ends)
+        control = controller.update(control, profile(0.5))
+        control = controller.update(control, ends)
+    assert control.decision.beta == 0.0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: at.FixedTruncation(0),
+        lambda: at.BiasTolerance(delta=1.5),
+        lambda: at.BiasTolerance(delta=0.1, k_min=5, k_max=4),
+        lambda: at.BiasTolerance(delta=0.1, k_init=101),
+        lambda: at.BiasTolerance(delta=0.1, window=1),
+        lambda: at.Limited(TOLERANCE, low=3, high=2),
+        lambda: at.Bucketed(TOLERANCE, (4, 2)),
+        lambda: at.RateLimited(TOLERANCE, factor=1.0),
+        lambda: at.Smoothed(TOLERANCE, weight=0.0),
+    ],
+)
+def test_options_are_checked_at_construction(make):
+    with pytest.raises(ValueError, match="got"):
+        make()
+
+
+def test_delta_has_no_default():
+    with pytest.raises(TypeError, match="delta"):
+        at.BiasTolerance()
