@@ -20,8 +20,10 @@ def bias(beta, window=100, norms=None, head=0):
         (bias(0.8), {"delta": 0.1, "k_max": 5}, 5, Outcome.BEYOND_MAXIMUM, "no k up to 5"),
         (bias(0.999), {"delta": 0.1}, 100, Outcome.NO_BOUND, "no bound"),
         (bias(1.02), {"delta": 0.5}, 100, Outcome.NO_DECAY, "does not decay (beta=1.02 >= 1"),
-        (bias(0.97, 40), {"delta": 0.1}, 100, Outcome.WINDOW_TOO_SHORT, "measure a longer window"),
-        (bias(0.8, 12), {"delta": 0.1}, 11, Outcome.MET_PAST_TAU, "past tau=10"),
+        (bias(0.8, 12), {"delta": 0.1}, 11, Outcome.WINDOW_TOO_SHORT, "past tau=10"),
+        (bias(0.95, 40), {"delta": 0.1}, 50, Outcome.WINDOW_TOO_SHORT, "longer than 40"),
+        (bias(0.95, 40), {"delta": 0.1, "k_max": 45}, 45, Outcome.BEYOND_MAXIMUM, "50 would"),
+        (bias(0.8, 12), {"delta": 0.1, "k_min": 20}, 20, Outcome.MET_AT_MINIMUM, "k_min=20"),
         (
             bias(0.8, norms=np.full(101, 1e-12)),
             {"delta": 0.5, "k_max": 50},

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 from .state import map_leaves
-from .stream import Segment, Stream, checked
+from .stream import Segment, Stream, time_first
 
 Chunks = Iterable[Any]
 
@@ -81,7 +81,7 @@ class ChunkStream(Stream):
                 "every chunk must be (inputs, targets) or (inputs, targets, resets), got "
                 f"{type(chunk).__name__}"
             )
-        part = checked(Segment(*chunk))
+        part = time_first(*chunk)
         if self._held and part.rows != self._held[0].rows:
             raise ValueError(
                 f"the chunk at step {self._end} has {part.rows} rows, those before it "

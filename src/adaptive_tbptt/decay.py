@@ -84,7 +84,7 @@ def fit_decay(
     Returns:
         The fit. Lags lost to underflow are left out: tau slides to the same fraction of the last
         resolved lag and `tail` says so. Exact zeros that follow values far above the floor are
-        true zeros: beta is 0.
+        true zeros: beta is 0, if they fill at least half of the lags to be fitted.
 
     Choosing tau: it must lie past the lags where the curve still bends. The paper uses 0.9 of the
     window and saw little change once it was large enough; the release uses 0.8 for the copy task.
@@ -100,36 +100,48 @@ def fit_decay(
     window = len(curve) - 1
     _check_options(tau, window, method, alpha, pairs, average)
     last, tail = resolve(curve, floor)
-    if tail == "zero":
-        start = max(_first_lag(tau, window), last + 1)
-        return DecayFit(0.0, -math.inf, start, window, window - start + 1, math.nan, method, tail)
-    if last < window and isinstance(tau, Integral):
-        tau = tau / window
-    start = min(_first_lag(tau, last), last - 1)
-    if start < 0:
-        raise ValueError(
-            f"only {last + 1} lag(s) stand above the floor of the number format; "
-            "a decay needs at least two"
-        )
-    lags = np.arange(start, last + 1)
-    resolved = curve[lags] > 0.0
-    if resolved.sum() < 2:
-        raise ValueError(f"fewer than two nonzero norms between lag {start} and lag {last}")
-    log_phi = np.log(curve[lags[resolved]])
-    slope = float(slopes(lags[resolved], log_phi[:, None], method, alpha=alpha, pairs=pairs)[0])
+    asked = _first_lag(tau, window)
+    if tail == "zero" and 2 * (window - last) > window - asked:
+        # Zeros fill at least half of the lags to be fitted; a stray one at the end is left out.
+        start, last, slope, stderr = max(asked, last + 1), window, -math.inf, math.nan
+        lags = np.arange(start, window + 1)
+    else:
+        tail = "measured" if tail == "zero" else tail
+        # Underflow took the end of the window: tau keeps its fraction of what is left, unless it
+        # is a lag that is still there.
+        kept = isinstance(tau, Integral) and tau < last
+        start = asked if kept or last == window else _first_lag(asked / window, last)
+        lags = fitted_lags(curve, min(start, last - 1), last)
+        log_phi = np.log(curve[lags])
+        start = int(lags[0])
+        slope = float(slopes(lags, log_phi[:, None], method, alpha=alpha, pairs=pairs)[0])
+        stderr = _stderr(lags, log_phi, slope) if method == "ols" else math.nan
     return DecayFit(
-        beta=math.exp(min(slope, 700.0)),  # exp(700) is the last finite power in float64
+        beta=math.exp(min(slope, 700.0)),  # exp(700) is about the largest that float64 holds
         log_beta=slope,
         tau=start,
         last=last,
-        lags=int(resolved.sum()),
-        stderr=_stderr(lags[resolved], log_phi, slope) if method == "ols" else math.nan,
+        lags=len(lags),
+        stderr=stderr,
         method=method,
         tail=tail,
         alpha=alpha,
         pairs=pairs,
         average=average,
     )
+
+
+def fitted_lags(curve: Array, start: int, last: int) -> NDArray[np.int64]:
+    """Return the lags from `start` to `last` whose norm is not zero, which has no logarithm."""
+    lags = np.arange(max(start, 0), last + 1)
+    lags = lags[curve[lags] > 0.0]
+    if len(lags) < 2:
+        raise ValueError(
+            f"a decay needs at least two norms above zero and above the floor of the number "
+            f"format; from lag {max(start, 0)} on there are {len(lags)}. Measure a longer window, "
+            "or lower tau"
+        )
+    return lags
 
 
 def slopes(
@@ -181,9 +193,18 @@ def resolve(curve: Array, floor: float | None = None) -> tuple[int, Tail]:
     return last, "zero" if smallest > 1e6 * lowest else "underflow"
 
 
-# Below tiny / eps an entry that still matters to a norm may itself be denormal.
+def floor_of(form: Any) -> float:
+    """Return the smallest norm that a number format (numpy's or torch's finfo) resolves.
+
+    Below tiny / eps an entry that still matters to the norm may itself be denormal. float16 has no
+    range to spare for that margin.
+    """
+    tiny, eps = float(form.tiny), float(form.eps)
+    return tiny / eps if form.bits > 16 or tiny < 1e-30 else tiny
+
+
 _FORMATS: list[Any] = [np.finfo(np.float32), np.finfo(np.float64)]
-_FLOORS = [float(f.tiny) / float(f.eps) for f in _FORMATS]
+_FLOORS = [floor_of(f) for f in _FORMATS]
 
 
 def _guess_floor(smallest: float) -> float:

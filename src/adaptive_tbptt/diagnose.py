@@ -12,16 +12,18 @@ import numpy as np
 import torch
 from torch import nn
 
+from .backprop import default_weigh
 from .bias import BiasCurve
 from .decay import DecayFit, fit_decay
 from .gauge import Gauge, PaperGauge
 from .model import LossFn, Nest, Recurrent, as_recurrent
-from .probe import probe_segment
+from .probe import check_reached, draw_segment, probe_segment
 from .profile import LagProfile
-from .stability import Stability, stability
+from .stability import Stability, classify
 from .stream import SequenceStream
 from .truncation import Outcome, TruncationDecision, check_tolerance, choose_truncation
 from .uncertainty import Interval, Uncertainty, bootstrap
+from .undisturbed import undisturbed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -135,7 +137,7 @@ def diagnose(
     model: nn.Module | Recurrent,
     loss_fn: LossFn,
     stream: SequenceStream | tuple[Nest, Nest],
-    deltas: Sequence[float] = (0.9, 0.5, 0.1),
+    deltas: float | Sequence[float] = (0.9, 0.5, 0.1),
     window: int = 400,
     *,
     burn_in: int = 20,
@@ -174,17 +176,27 @@ def diagnose(
     if not isinstance(stream, SequenceStream):
         stream = SequenceStream(*stream, batch_first=recurrent.batch_first)
     k_max = window if k_max is None else k_max
+    deltas = tuple(float(d) for d in np.atleast_1d(deltas))
     if not deltas:
         raise ValueError("deltas must name at least one tolerance, such as 0.1")
+    if window < 2:
+        raise ValueError(f"window must be at least 2 lags to see a decay, got {window}")
     for delta in deltas:
         check_tolerance(delta, k_min, k_max)
     gauge = PaperGauge() if gauge is None else gauge
     generator = torch.Generator().manual_seed(seed)
+    weigh = default_weigh(loss_fn)
     profiles = []
-    for _ in range(math.ceil(samples / stream.rows)):
-        segment = stream.random_segment(burn_in + window, generator)
-        profiles.append(probe_segment(recurrent, loss_fn, segment, burn_in=burn_in, train=train))
+    with undisturbed(recurrent.module):
+        for batch in range(math.ceil(samples / stream.rows)):
+            segment = draw_segment(stream, burn_in + window, weigh, generator)
+            torch.manual_seed(seed + batch)  # dropout of its own for every batch
+            profiles.append(
+                probe_segment(recurrent, loss_fn, segment, burn_in=burn_in, train=train)
+            )
     profile = LagProfile.concatenate(profiles)
+    if segment.resets is None:
+        check_reached(profile)
     bias = gauge.bias(profile)
     uncertainty = None
     if profile.samples > 1:
@@ -203,9 +215,7 @@ def diagnose(
         bias=bias,
         decisions=tuple(choose_truncation(bias, delta=d, k_min=k_min, k_max=k_max) for d in deltas),
         uncertainty=uncertainty,
-        stability=stability(
-            recurrent, segment.inputs, bias.fit, resets=segment.resets, burn_in=burn_in, seed=seed
-        ),
+        stability=classify(recurrent, segment, bias.fit, burn_in=burn_in, seed=seed),
         component_beta=_component_beta(profile, gauge),
     )
 
@@ -214,7 +224,10 @@ def _component_beta(profile: LagProfile, gauge: Gauge) -> dict[str, float]:
     found = {}
     for name, norms in profile.component_norms.items():
         curve = np.nan_to_num(norms, nan=0.0).mean(axis=1)
-        found[name] = fit_decay(curve, gauge.tau, gauge.method, floor=profile.floor).beta
+        try:
+            found[name] = fit_decay(curve, gauge.tau, gauge.method, floor=profile.floor).beta
+        except ValueError:  # this part's gradient dies before the fit begins
+            found[name] = 0.0
     return found
 
 

@@ -13,7 +13,6 @@ from .model import LossFn, Recurrent
 from .stream import Segment
 from .undisturbed import undisturbed
 
-
 SAMPLE_STEPS = 24  # enough that what grows with the window outweighs what does not
 
 

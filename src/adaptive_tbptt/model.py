@@ -15,7 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .state import BatchDims, State, batch_dims, leaves, map_leaves, named_leaves, select_rows
+from .state import (
+    BatchDims,
+    State,
+    batch_dims,
+    leaves,
+    map_leaves,
+    named_leaves,
+    pack,
+    select_rows,
+)
 from .undisturbed import undisturbed
 
 Nest = Any
@@ -46,6 +55,10 @@ def check_steps(inputs: Nest, targets: Nest, resets: Tensor | None) -> None:
     """Refuse inputs, targets and resets that do not have the same steps and rows."""
     parts = {"inputs": inputs, "targets": targets, "resets": resets}
     for name, nest in parts.items():
+        if nest is not None and not leaves(nest):
+            raise TypeError(
+                f"{name} must be a tensor or a nest of tensors, got {type(nest).__name__}"
+            )
         for leaf in leaves(nest):
             if leaf.dim() < 2:
                 raise ValueError(
@@ -106,6 +119,7 @@ class Recurrent:
         self._dims: BatchDims | None = None
         self._start: State = None
         self._example: State = None
+        self._home: Any = None
 
     @property
     def has_features(self) -> bool:
@@ -114,10 +128,10 @@ class Recurrent:
 
     def core(self, inputs: Nest, state: State) -> tuple[Any, State]:
         """Run the recurrence over time-first `inputs`; return features (or outputs) and state."""
-        if self.batch_first:
-            inputs = swap_time_and_batch(inputs)
         if self._is_cell:
             return self._run_cell(inputs, state)
+        if self.batch_first:
+            inputs = swap_time_and_batch(inputs)
         run: Any = self.module.core if self._splits else self.module
         result = run(inputs, state)
         if not (isinstance(result, tuple) and len(result) == 2):
@@ -223,7 +237,14 @@ class Recurrent:
         if len(named) != len(dims):
             raise ValueError(f"the state has {len(named)} tensors, the model carries {len(dims)}")
         for (name, leaf), dim in zip(named, dims, strict=True):
-            if dim is not None and leaf.shape[dim] != rows:
+            if dim is None:
+                continue
+            if dim >= leaf.dim():
+                raise ValueError(
+                    f"state leaf '{name}' has shape {tuple(leaf.shape)}; its rows should be "
+                    f"dimension {dim}"
+                )
+            if leaf.shape[dim] != rows:
                 raise ValueError(
                     f"state leaf '{name}' has {leaf.shape[dim]} rows, the inputs have {rows}"
                 )
@@ -233,14 +254,17 @@ class Recurrent:
         for x in inputs:
             state = self.module(x, state)
             hidden.append(state[0] if isinstance(state, tuple) else state)
-        return torch.stack(hidden), state
+        return torch.stack(hidden, dim=1 if self.batch_first else 0), state
 
     def _learn_layout(self, inputs: Nest) -> None:
-        """Run one step on one row and on that row twice; compare the states that come out."""
-        if self._dims is not None:
+        """Run one step on one row and on two; compare the states that come out."""
+        first = next(self.module.parameters(), None)
+        home = None if first is None else (first.device, first.dtype)
+        if self._dims is not None and self._home == home:
             return
+        self._home = home
         row = map_leaves(lambda leaf: leaf[:1, :1], inputs)
-        pair = map_leaves(lambda leaf: torch.cat([leaf, leaf], dim=1), row)
+        pair = map_leaves(lambda leaf: torch.cat([leaf[:1, :1], leaf[:1, -1:]], dim=1), inputs)
         with undisturbed(self.module, train=False), torch.no_grad():
             one, two = self.core(row, None)[1], self.core(pair, None)[1]
             if not leaves(one):
@@ -249,14 +273,23 @@ class Recurrent:
                     "there is nothing to backpropagate through"
                 )
             zero = map_leaves(torch.zeros_like, one)
-            if _same(self.core(row, zero)[1], one):
-                self._start = zero
+            self._start = zero if _close(self.core(row, zero)[1], one) else None
         if self.state_batch_dim is None:
             dims = batch_dims(one, two)
         else:
             dims = [self.state_batch_dim] * len(leaves(one))
-        first = select_rows(two, torch.zeros(1, dtype=torch.long), dims)
-        if not _same(first, one):
+            if any(x.dim() <= self.state_batch_dim for x in leaves(one)):
+                shapes = [tuple(x.shape) for x in leaves(one)]
+                raise ValueError(
+                    f"state_batch_dim={self.state_batch_dim} does not exist in a state of shapes "
+                    f"{shapes}"
+                )
+        if all(dim is None for dim in dims):
+            raise ValueError(
+                "no part of the state has a batch dimension: its rows are not independent"
+            )
+        alone = select_rows(two, torch.zeros(1, dtype=torch.long), dims)
+        if not _close(alone, one):
             raise ValueError(
                 "rows are not independent: a row's state changes with the rows beside it, so "
                 "the gradient of one loss cannot be told from that of the others"
@@ -272,15 +305,22 @@ def as_recurrent(
 ) -> Recurrent:
     """Wrap `model` unless it is wrapped already."""
     if isinstance(model, Recurrent):
+        if batch_first not in (None, model.batch_first) or (
+            state_batch_dim not in (None, model.state_batch_dim)
+        ):
+            raise ValueError("the model is wrapped already, with another layout")
         return model
     return Recurrent(model, batch_first=batch_first, state_batch_dim=state_batch_dim)
 
 
-def _same(a: State, b: State) -> bool:
+def _close(a: State, b: State) -> bool:
     """Equal up to rounding: kernels may sum in another order for another batch size."""
-    pairs = zip(leaves(a), leaves(b), strict=True)
-    return all(
-        x.shape == y.shape
-        and torch.allclose(x.double(), y.double(), rtol=1e-3, atol=1e-5, equal_nan=True)
-        for x, y in pairs
-    )
+
+    def close(x: Any, y: Any) -> bool:
+        if not isinstance(x, Tensor):
+            return bool(x == y)
+        return x.shape == y.shape and torch.allclose(
+            x.double(), y.double(), rtol=1e-3, atol=1e-5, equal_nan=True
+        )
+
+    return all(close(x, y) for x, y in zip(pack(a), pack(b), strict=True))

@@ -8,21 +8,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .backprop import Weigh
+from .decay import floor_of
 from .model import (
     LossFn,
     Nest,
     Recurrent,
     as_recurrent,
     check_finite,
-    check_steps,
     rows_of,
     slice_steps,
     steps_of,
-    swap_time_and_batch,
 )
 from .profile import Array, LagProfile
 from .state import State, leaves, map_leaves
-from .stream import Segment
+from .stream import Segment, Stream, time_first
 from .undisturbed import undisturbed
 from .unroll import unroll
 
@@ -77,11 +77,10 @@ def probe(
     (20, 4, ['h[0]', 'c[0]'])
     """
     recurrent = as_recurrent(model, batch_first=batch_first, state_batch_dim=state_batch_dim)
-    if recurrent.batch_first:
-        inputs, targets = swap_time_and_batch(inputs), swap_time_and_batch(targets)
-        resets = None if resets is None else resets.transpose(0, 1)
-    segment = Segment(inputs, targets, resets)
-    return probe_segment(recurrent, loss_fn, segment, state, burn_in, train=train)
+    segment = time_first(inputs, targets, resets, batch_first=recurrent.batch_first)
+    profile = probe_segment(recurrent, loss_fn, segment, state, burn_in, train=train)
+    check_reached(profile, segment.resets)
+    return profile
 
 
 def probe_segment(
@@ -93,17 +92,18 @@ def probe_segment(
     *,
     train: bool | None = None,
 ) -> LagProfile:
-    """Probe a time-first segment of a stream; see `probe`."""
+    """Probe a time-first segment; see `probe`. The caller is to `check_reached`."""
     inputs, targets, resets = segment
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError("inference mode makes no gradients: probe outside of it")
     window = steps_of(inputs) - burn_in
-    check_steps(inputs, targets, resets)
     check_finite(inputs)
     if burn_in < 0 or window < 1:
         raise ValueError(
             f"burn_in must be in [0, {steps_of(inputs) - 1}] to leave a window in "
             f"{steps_of(inputs)} steps, got {burn_in}"
         )
-    inputs, targets = recurrent.place((inputs, targets))
+    inputs, targets, state = recurrent.place((inputs, targets, state))
     with undisturbed(recurrent.module, train, backward=True), torch.enable_grad():
         mode = recurrent.module.training
         _refuse_batch_norm(recurrent.module)
@@ -117,6 +117,10 @@ def probe_segment(
         loss = recurrent.loss(loss_fn, features, slice_steps(targets, -1, None))
         if not torch.isfinite(loss):
             raise ValueError(f"the loss is {loss.item()}: nothing can be measured there")
+        if recurrent.has_features and not isinstance(features, Tensor):
+            raise TypeError(
+                f"core must return its features as one tensor, got {type(features).__name__}"
+            )
         if not loss.requires_grad:
             raise ValueError(f"{_NOT_REACHED}. It depends on nothing that has a gradient")
         readout, gradients = _differentiate(
@@ -125,9 +129,9 @@ def probe_segment(
             entering,
             recurrent,
         )
-    _check_reached(gradients, resets)
-    place = None if readout is None else _place_of_readout(features, recurrent.components(final))
-    return _reduce(readout, gradients, place, train=mode, burn_in=burn_in)
+    _check_finite_gradient(readout, gradients)
+    seen = None if readout is None else _seen_by_readout(features, recurrent.components(final))
+    return _reduce(readout, gradients, seen, train=mode, burn_in=burn_in)
 
 
 def _warm_up(
@@ -188,9 +192,9 @@ def _differentiate(
     return readout, {name: torch.stack([p[name] for p in parts]) for name in parts[0]}
 
 
-def _place_of_readout(features: Any, components: dict[str, Tensor]) -> str | None:
+def _seen_by_readout(features: Any, components: dict[str, Tensor]) -> str | None:
     """Name the part of the state that the readout sees, such as the top layer's h, if any."""
-    for name, part in components.items():
+    for name, part in reversed(components.items()):
         if features.numel() == part.numel() and torch.equal(features.reshape(part.shape), part):
             return name
     return None
@@ -199,14 +203,12 @@ def _place_of_readout(features: Any, components: dict[str, Tensor]) -> str | Non
 def _reduce(
     readout: Tensor | None,
     gradients: dict[str, Tensor],
-    place: str | None,
+    seen: str | None,
     *,
     train: bool,
     burn_in: int,
 ) -> LagProfile:
     """Gradients to norms, in float64. Lag 0 comes first, then the lags of the state."""
-    eps = max(torch.finfo(g.dtype).eps for g in gradients.values())
-    tiny = max(torch.finfo(g.dtype).tiny for g in gradients.values())
     stacks = {name: g.detach().cpu().double().numpy() for name, g in gradients.items()}
     _, rows, _ = next(iter(stacks.values())).shape
     lag0 = np.full(rows, np.nan)
@@ -215,12 +217,12 @@ def _reduce(
     if readout is not None:
         at_readout = readout.detach().cpu().double().numpy().reshape(1, rows, -1)
         lag0 = _norms(at_readout)[0]
-        if place is None:
+        if seen is None:
             extra = at_readout.mean(axis=1)
         else:
-            first[place] = at_readout.mean(axis=1)
+            first[seen] = at_readout.mean(axis=1)
     components = {
-        name: np.vstack([lag0 if name == place else 0.0 * lag0, _norms(g)])
+        name: np.vstack([lag0 if name == seen else 0.0 * lag0, _norms(g)])
         for name, g in stacks.items()
     }
     # The sum over lags lives in the space of the state; a readout of its own is kept beside it.
@@ -232,8 +234,7 @@ def _reduce(
         state_norms=norms,
         component_norms=components,
         cumulative_gradient=np.cumsum(np.hstack(means), axis=0),
-        # Below tiny / eps an entry that still matters to the norm may be denormal.
-        floor=tiny / eps,
+        floor=max(floor_of(torch.finfo(g.dtype)) for g in gradients.values()),
         train=train,
         burn_in=burn_in,
     )
@@ -255,7 +256,9 @@ def _refuse_batch_norm(module: nn.Module) -> None:
             )
 
 
-def _check_reached(gradients: dict[str, Tensor], resets: Tensor | None) -> None:
+def _check_finite_gradient(readout: Tensor | None, gradients: dict[str, Tensor]) -> None:
+    if readout is not None and not torch.isfinite(readout).all():
+        raise ValueError("the gradient is NaN or infinite at lag 0, where the loss meets the model")
     lags = next(iter(gradients.values())).shape[0]
     for lag in range(lags):
         if not all(torch.isfinite(g[lag]).all() for g in gradients.values()):
@@ -263,8 +266,26 @@ def _check_reached(gradients: dict[str, Tensor], resets: Tensor | None) -> None:
                 f"the gradient is NaN or infinite at lag {lag + 1}: the recurrence explodes; "
                 "measure a shorter window, or smaller weights"
             )
-    if resets is None and not any(g[0].any() for g in gradients.values()):
+
+
+def check_reached(profile: LagProfile, resets: Tensor | None = None) -> None:
+    """Refuse a profile in which no gradient reaches the state that entered the loss's step."""
+    alive = np.ones(profile.samples, dtype=bool)
+    if resets is not None:
+        alive = ~resets[-1].cpu().numpy()
+    if alive.any() and not profile.state_norms[1, alive].any():
         raise ValueError(
             f"{_NOT_REACHED}. A kernel that drops the gradient of the state it is handed looks "
             "like this, and would make every truncation length look safe"
         )
+
+
+def draw_segment(
+    stream: Stream, steps: int, weigh: Weigh, generator: torch.Generator | None = None
+) -> Segment:
+    """Draw a random segment whose last step carries at least one loss that is not masked."""
+    for _ in range(100):  # arbitrary: a stream with one loss in twenty fails once in 10^2 runs
+        segment = stream.random_segment(steps, generator)
+        if weigh(slice_steps(segment.targets, -1, None)) > 0:
+            return segment
+    raise ValueError("a hundred random segments held no loss: nearly every target is masked")

@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .backprop import advance
 from .decay import DecayFit
 from .model import Nest, Recurrent, as_recurrent, slice_steps
-from .state import State, join_rows, leaves, map_leaves, select_rows
+from .state import State, join_rows, leaves, map_leaves, per_row, select_rows
+from .stream import Segment, time_first
 from .undisturbed import undisturbed
 from .unroll import unroll
 
@@ -41,7 +43,7 @@ class Stability:
     @property
     def data_dependent_stable(self) -> bool:
         """Whether no observed step stretches the state (Eq. lipschitz_restrict on the data)."""
-        return self.stable is True or self.jacobian_norm < 1.0
+        return self.jacobian_norm < 1.0
 
     @property
     def decays(self) -> bool:
@@ -53,8 +55,10 @@ class Stability:
         """One sentence that says which of the three it is."""
         stretch = f"one step changes the state by a factor of up to {self.jacobian_norm:.3g}"
         decay = f"beta={self.fit.beta:.4g} from lag {self.fit.tau} on"
-        if self.stable:
+        if self.stable and self.data_dependent_stable:
             return f"stable: {self.condition}"
+        if self.stable:
+            return f"stable over several steps together ({self.condition}), though {stretch}"
         if self.data_dependent_stable:
             return f"stable on this data, not shown to be in general: {stretch}"
         if self.decays:
@@ -69,16 +73,16 @@ def stability(
     *,
     resets: Tensor | None = None,
     burn_in: int = 0,
-    samples: int = 512,
+    samples: int = 256,
     seed: int = 0,
 ) -> Stability:
     """Classify the model at its present parameters.
 
     Args:
         model: any recurrent module.
-        inputs: `(time, rows, ...)`, time first: where to observe states and inputs.
+        inputs: laid out as the model takes them: where to observe states and inputs.
         fit: the decay measured on such data.
-        resets: `(time, rows)`, as in a stream.
+        resets: as in `probe`.
         burn_in: leading steps whose states are not used.
         samples: number of observed (state, input) pairs, drawn at random, whose Jacobian is taken.
         seed: of that draw and of the power iteration.
@@ -86,23 +90,50 @@ def stability(
     The model runs in eval mode: stability is a property of the recurrence, not of its dropout.
     """
     recurrent = as_recurrent(model)
-    inputs = recurrent.place(inputs)
-    with undisturbed(recurrent.module, train=False, backward=True):
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad(), _largest_inputs(recurrent.module) as largest:
-            steps = list(unroll(recurrent, inputs, recurrent.initial_state(inputs), resets))
-        states = [step.entering for step in steps[burn_in:]]
-        dims = recurrent.dims(inputs)
-        pairs = len(states) * leaves(inputs)[0].shape[1]
-        picks = torch.randperm(pairs, generator=generator)[:samples]
-        state = select_rows(join_rows(states, dims), picks, dims)
-        x = map_leaves(
-            lambda leaf: leaf.flatten(0, 1)[picks.to(leaf.device)][None],
-            slice_steps(inputs, burn_in, None),
+    segment = time_first(inputs, inputs, resets, batch_first=recurrent.batch_first)
+    return classify(recurrent, segment, fit, burn_in=burn_in, samples=samples, seed=seed)
+
+
+def classify(
+    recurrent: Recurrent,
+    segment: Segment,
+    fit: DecayFit,
+    *,
+    burn_in: int = 0,
+    samples: int = 256,
+    seed: int = 0,
+) -> Stability:
+    """Classify the model on a time-first segment; see `stability`."""
+    if not 0 <= burn_in < segment.steps:
+        raise ValueError(
+            f"burn_in must leave some of the {segment.steps} steps to observe, got {burn_in}"
         )
-        norms = jacobian_norms(recurrent, x, state, seed=seed)
+    inputs = recurrent.place(segment.inputs)
+    warm, observed = slice_steps(inputs, 0, burn_in), slice_steps(inputs, burn_in, None)
+    resets = None if segment.resets is None else segment.resets[burn_in:]
+    with undisturbed(recurrent.module, train=False, backward=True):
+        with torch.no_grad(), _largest_inputs(recurrent.module) as largest:
+            state = None if burn_in else recurrent.initial_state(inputs)
+            if burn_in:
+                state = advance(recurrent, segment.between(0, burn_in)._replace(inputs=warm), state)
+            states = [step.entering for step in unroll(recurrent, observed, state, resets)]
+        dims = recurrent.dims(inputs)
+        # A step that resets a row has no Jacobian to speak of.
+        alive = (
+            torch.ones(len(states), segment.rows, dtype=torch.bool) if resets is None else ~resets
+        )
+        pairs = torch.nonzero(alive.flatten()).flatten()
+        order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(seed))
+        picks = pairs[order[:samples]]
+        chosen = select_rows(join_rows(states, dims), picks, dims)
+        x = map_leaves(lambda leaf: leaf.flatten(0, 1)[picks.to(leaf.device)][None], observed)
+        norms = jacobian_norms(recurrent, x, chosen, seed=seed)
+    norm = float(norms.max())
     stable, condition = contraction(recurrent.module, largest)
-    return Stability(stable, condition, float(norms.max()), fit)
+    if stable and norm >= 1.0 and not _layers(recurrent.module):
+        # The parts contract, but what the module makes of them may not.
+        stable, condition = False, f"its parts contract ({condition}), the whole does not"
+    return Stability(stable, condition, norm, fit)
 
 
 def jacobian_norms(
@@ -110,7 +141,7 @@ def jacobian_norms(
     inputs: Nest,
     state: State,
     *,
-    iterations: int = 100,
+    iterations: int = 200,
     tolerance: float = 1e-3,
     seed: int = 0,
 ) -> Tensor:
@@ -124,7 +155,8 @@ def jacobian_norms(
         inputs: `(1, rows, ...)`.
         state: state entering that step.
         iterations: at most this many; arbitrary.
-        tolerance: stop when no row's estimate still grows by this fraction.
+        tolerance: stop when no row's estimate grew by this fraction over the last ten iterations,
+            and not before the thirtieth: a direction that stretches may take a while to emerge.
         seed: of the starting vectors.
     """
     recurrent.dims(inputs)
@@ -132,16 +164,16 @@ def jacobian_norms(
         state = map_leaves(lambda x: x.detach().requires_grad_(x.is_floating_point()), state)
         _, after = recurrent.core(inputs, state)
         before = [x for x in leaves(state) if x.requires_grad]
-        outcome = [x for x in leaves(after) if x.requires_grad]
-        u = [torch.zeros_like(x, requires_grad=True) for x in outcome]
+        stepped = [x for x in leaves(after) if x.requires_grad]
+        u = [torch.zeros_like(x, requires_grad=True) for x in stepped]
         pullback = torch.autograd.grad(
-            outcome, before, u, create_graph=True, allow_unused=True, materialize_grads=True
+            stepped, before, u, create_graph=True, allow_unused=True, materialize_grads=True
         )
         generator = torch.Generator().manual_seed(seed)
         v: Any = map_leaves(
             lambda x: torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x), state
         )
-        norms = torch.zeros(())
+        history: list[Tensor] = []
         for _ in range(iterations):
             v = _normalise(recurrent, v)
             along = torch.autograd.grad(
@@ -149,15 +181,16 @@ def jacobian_norms(
                 u,
                 [d for d, x in zip(leaves(v), leaves(state), strict=True) if x.requires_grad],
                 retain_graph=True,
+                allow_unused=True,
+                materialize_grads=True,
             )
-            image = _like(after, along)
-            previous, norms = norms, _row_norms(recurrent, image)
-            if bool((norms <= previous * (1 + tolerance)).all()):
+            history.append(_row_norms(recurrent, _like(after, along)).detach())
+            if len(history) >= 30 and bool((history[-1] <= history[-11] * (1 + tolerance)).all()):
                 break
             v = _like(
                 state,
                 torch.autograd.grad(
-                    outcome,
+                    stepped,
                     before,
                     along,
                     retain_graph=True,
@@ -165,7 +198,7 @@ def jacobian_norms(
                     materialize_grads=True,
                 ),
             )
-    return norms.detach()
+    return history[-1]
 
 
 def contraction(module: nn.Module, largest: dict[nn.Module, float]) -> tuple[bool | None, str]:
@@ -227,10 +260,13 @@ def _largest_inputs(module: nn.Module) -> Iterator[dict[nn.Module, float]]:
     """Note the largest |x| given to each recurrent part while the block runs."""
     largest: dict[nn.Module, float] = {}
 
-    def note(part: nn.Module, args: tuple[Any, ...]) -> None:
-        largest[part] = max(largest.get(part, 0.0), float(args[0].abs().max()))
+    def note(part: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        x = args[0] if args else named["input"]
+        largest[part] = max(largest.get(part, 0.0), float(x.abs().max()))
 
-    handles = [m.register_forward_pre_hook(note) for m in module.modules() if _layers(m)]
+    handles = [
+        m.register_forward_pre_hook(note, with_kwargs=True) for m in module.modules() if _layers(m)
+    ]
     try:
         yield largest
     finally:
@@ -258,8 +294,6 @@ def _normalise(recurrent: Recurrent, state: State) -> State:
         dim = next(dims)
         if dim is None or not leaf.is_floating_point():
             return leaf
-        shape = [1] * leaf.dim()
-        shape[dim] = -1
-        return leaf / norms.to(leaf).view(shape)
+        return leaf / per_row(norms.to(leaf), leaf, dim)
 
     return map_leaves(scale, state)

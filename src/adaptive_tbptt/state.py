@@ -6,6 +6,7 @@ tensors (a step counter, a string, None) pass through untouched.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,16 +33,19 @@ def map_leaves(fn: Callable[..., Any], nest: State, *others: State) -> State:
 def _map(fn: Callable[..., Any], nest: State, *others: State) -> State:
     """Apply `fn` to everything that is not a container."""
     if isinstance(nest, dict):
-        return type(nest)((key, _map(fn, nest[key], *(o[key] for o in others))) for key in nest)
+        changed = copy.copy(nest)  # keeps what a subclass has besides its items
+        for key in nest:
+            changed[key] = _map(fn, nest[key], *(o[key] for o in others))
+        return changed
     if isinstance(nest, tuple | list):
         items = [_map(fn, *parts) for parts in zip(nest, *others, strict=True)]
         return type(nest)(*items) if hasattr(nest, "_fields") else type(nest)(items)
     if dataclasses.is_dataclass(nest) and not isinstance(nest, type):
-        changes = {
-            f.name: _map(fn, getattr(nest, f.name), *(getattr(o, f.name) for o in others))
-            for f in dataclasses.fields(nest)
-        }
-        return dataclasses.replace(nest, **changes)
+        result = copy.copy(nest)  # not replace(): it refuses fields with init=False
+        for f in dataclasses.fields(nest):
+            value = _map(fn, getattr(nest, f.name), *(getattr(o, f.name) for o in others))
+            object.__setattr__(result, f.name, value)
+        return result
     return fn(nest, *others)
 
 
@@ -110,6 +114,13 @@ def join_rows(states: list[State], dims: BatchDims) -> State:
     return _with_dims(lambda dim, *parts: torch.cat(parts, dim), dims, states[0], *states[1:])
 
 
+def per_row(values: Tensor, leaf: Tensor, dim: int) -> Tensor:
+    """Shape `(rows,)` values so that they apply to the rows of a leaf."""
+    shape = [1] * leaf.dim()
+    shape[dim] = -1
+    return values.view(shape)
+
+
 def reset_rows(state: State, mask: Tensor, initial: State, dims: BatchDims) -> State:
     """Return rows where `mask` is true to `initial`, and cut their gradient.
 
@@ -121,10 +132,8 @@ def reset_rows(state: State, mask: Tensor, initial: State, dims: BatchDims) -> S
     """
 
     def apply(dim: int, leaf: Tensor, start: Tensor) -> Tensor:
-        shape = [1] * leaf.dim()
-        shape[dim] = -1
         # where() sends exact zeros back to the row it did not take, whatever the values are.
-        return torch.where(mask.to(leaf.device).view(shape), start, leaf)
+        return torch.where(per_row(mask.to(leaf.device), leaf, dim), start, leaf)
 
     return _with_dims(apply, dims, state, initial)
 

@@ -137,10 +137,7 @@ class SequenceStream(Stream):
         *,
         batch_first: bool = False,
     ) -> None:
-        if batch_first:
-            inputs, targets = swap_time_and_batch(inputs), swap_time_and_batch(targets)
-            resets = None if resets is None else resets.transpose(0, 1)
-        self._all = checked(Segment(inputs, targets, resets))
+        self._all = time_first(inputs, targets, resets, batch_first=batch_first)
 
     def __len__(self) -> int:
         """Return the number of steps of each row."""
@@ -186,9 +183,14 @@ class SequenceStream(Stream):
         self.cursor = int(saved["cursor"])
 
 
-def checked(segment: Segment) -> Segment:
-    """Refuse data whose parts do not belong together."""
-    check_steps(segment.inputs, segment.targets, segment.resets)
+def time_first(
+    inputs: Nest, targets: Nest, resets: Tensor | None = None, *, batch_first: bool = False
+) -> Segment:
+    """Turn data of either layout into a segment; refuse parts that do not belong together."""
+    check_steps(inputs, targets, resets)
+    segment = Segment(inputs, targets, resets)
+    if batch_first:
+        segment = Segment(*(swap_time_and_batch(part) for part in segment))
     if segment.steps == 0 or segment.rows == 0:
         raise ValueError("a stream needs at least one step and one row")
     if segment.resets is not None and segment.resets.dtype != torch.bool:

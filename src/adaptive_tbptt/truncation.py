@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .bias import BiasCurve
+from .bias import Array, BiasCurve
 
 
 class Outcome(Enum):
@@ -16,16 +17,15 @@ class Outcome(Enum):
 
     MET = "met"
     MET_AT_MINIMUM = "met already at k_min"
-    MET_PAST_TAU = "met only where the bound rests on the fitted decay"
+    WINDOW_TOO_SHORT = "met by the fitted decay alone, the window is too short to see it"
     BEYOND_MAXIMUM = "met only beyond k_max"
-    WINDOW_TOO_SHORT = "the window is too short to see it met"
     NO_DECAY = "the gradient does not decay"
     NO_BOUND = "the relative bias has no bound"
 
     @property
     def met(self) -> bool:
         """Whether the chosen k keeps the bound below delta."""
-        return self in (Outcome.MET, Outcome.MET_AT_MINIMUM, Outcome.MET_PAST_TAU)
+        return self in (Outcome.MET, Outcome.MET_AT_MINIMUM, Outcome.WINDOW_TOO_SHORT)
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,27 @@ def choose_truncation(
     )
 
 
-def smallest_k(log_relative: np.ndarray, delta: float, k_min: int, k_max: int) -> np.ndarray:
-    """Return the chosen k of many curves `(window + 1, curves)`; k_max where delta is not met."""
-    met = log_relative[k_min : k_max + 1] < math.log(delta)
-    return np.where(met.any(axis=0), k_min + met.argmax(axis=0), k_max)
+def smallest_k(
+    log_relative: Array, log_beta: Array, delta: float, k_min: int, k_max: int
+) -> NDArray[np.int64]:
+    """Return the smallest k >= k_min that meets delta, for many curves; k_max + 1 for none.
+
+    Beyond the window the bound falls as the fitted decay does.
+
+    Args:
+        log_relative: `(window + 1, curves)`, nonincreasing in k.
+        log_beta: `(curves,)`.
+        delta: the tolerance.
+        k_min: smallest k to return.
+        k_max: largest k of interest.
+    """
+    window = len(log_relative) - 1
+    beyond = np.arange(1, max(k_max - window, 0) + 1)[:, None]
+    with np.errstate(invalid="ignore"):  # inf - inf, where there is no bound
+        further = log_relative[-1] + beyond * np.minimum(log_beta, 0.0)
+    met = np.vstack([log_relative, further]) < math.log(delta)
+    first = np.where(met.any(axis=0), met.argmax(axis=0), k_max + 1)
+    return np.minimum(np.maximum(first, k_min), k_max + 1)
 
 
 def _choose(bias: BiasCurve, delta: float, k_min: int, k_max: int) -> tuple[int, Outcome]:
@@ -110,17 +127,18 @@ def _choose(bias: BiasCurve, delta: float, k_min: int, k_max: int) -> tuple[int,
         return k_max, Outcome.NO_DECAY
     if not np.isfinite(bias.relative).any():
         return k_max, Outcome.NO_BOUND
-    met = np.flatnonzero(bias.log_relative < math.log(delta))
-    if met.size == 0:
-        short = k_max > bias.window
-        return k_max, Outcome.WINDOW_TOO_SHORT if short else Outcome.BEYOND_MAXIMUM
-    k = max(int(met[0]), k_min)  # Delta is nonincreasing: every larger k meets delta too
+    k = _first_met(bias, delta, k_min, k_max)
     if k > k_max:
         return k_max, Outcome.BEYOND_MAXIMUM
     if k == k_min:
         return k, Outcome.MET_AT_MINIMUM
     # Past tau the bound is the fit's word alone: a longer window would have seen for itself.
-    return k, Outcome.MET_PAST_TAU if k > bias.fit.tau else Outcome.MET
+    return k, Outcome.WINDOW_TOO_SHORT if k > bias.fit.tau else Outcome.MET
+
+
+def _first_met(bias: BiasCurve, delta: float, k_min: int, k_max: int) -> int:
+    log_beta = np.array([bias.fit.log_beta])
+    return int(smallest_k(bias.log_relative[:, None], log_beta, delta, k_min, k_max)[0])
 
 
 def _sentence(
@@ -131,10 +149,10 @@ def _sentence(
         return f"k={k} meets delta={delta:g} with a bound of {bound:.3g}"
     if outcome is Outcome.MET_AT_MINIMUM:
         return f"delta={delta:g} is met already at k_min={k}, with a bound of {bound:.3g}"
-    if outcome is Outcome.MET_PAST_TAU:
+    if outcome is Outcome.WINDOW_TOO_SHORT:
         return (
             f"k={k} meets delta={delta:g}, but past tau={fit.tau}, where the bound rests on the "
-            "fitted decay; measure a longer window"
+            f"fitted decay alone; measure a window longer than {bias.window}"
         )
     if outcome is Outcome.NO_DECAY:
         return (
@@ -146,11 +164,7 @@ def _sentence(
             f"the relative bias has no bound: what is cut outweighs what is kept at every k of "
             f"the window (beta={fit.beta:.4g}), so no k meets delta={delta:g}; using {k_max}"
         )
-    if outcome is Outcome.WINDOW_TOO_SHORT:
-        return (
-            f"no k within the window of {bias.window} lags meets delta={delta:g}, though k may be "
-            f"up to {k_max}; using {k_max}; measure a longer window"
-        )
-    met = np.flatnonzero(bias.log_relative < math.log(delta))
-    where = f"; {int(met[0])} would" if met.size else ""
+    far = 100 * k_max  # arbitrary: how far to look for the k that would do
+    first = _first_met(bias, delta, 1, far)
+    where = f"; {first} would" if first <= far else ""
     return f"no k up to {k_max} meets delta={delta:g}{where}; using {k_max}"

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .bias import log_bounds
-from .decay import DecayFit, slopes
+from .decay import DecayFit, fitted_lags, slopes
 from .truncation import check_tolerance, smallest_k
 
 Array = NDArray[np.float64]
@@ -85,7 +85,9 @@ def bootstrap(
         samples, np.full(samples, 1 / samples), resamples
     )
     means = phi @ draws.T / samples
-    log_beta = _refit(phi, draws, means, fit)
+    # In parts: all pairs of lags for all resamples at once would be gigabytes.
+    parts = np.array_split(np.arange(resamples), max(1, resamples // 50))
+    log_beta = np.concatenate([_refit(phi, draws[i], means[:, i], fit) for i in parts])
     norms = None if gradient_norms is None else np.asarray(gradient_norms, dtype=np.float64)
     _, log_relative = log_bounds(means, log_beta, fit.tau, norms)
     tails = [(1 - level) / 2, (1 + level) / 2]
@@ -100,7 +102,10 @@ def bootstrap(
         ordered = np.sort(log_relative, axis=1)
         picks = [round(t * (resamples - 1)) for t in tails]
         relative = np.exp(ordered[:, picks].T)
-    ks = {d: interval(smallest_k(log_relative, d, k_min, k_max)) for d in deltas}
+    ks = {
+        d: interval(np.minimum(smallest_k(log_relative, log_beta, d, k_min, k_max), k_max))
+        for d in deltas
+    }
     return Uncertainty(interval(beta), relative, ks, level, samples)
 
 
@@ -108,7 +113,7 @@ def _refit(phi: Array, draws: NDArray[np.int64], means: Array, fit: DecayFit) ->
     """Return the slope of every resample `(resamples,)`."""
     if fit.tail == "zero":
         return np.full(means.shape[1], -np.inf)
-    lags = np.arange(fit.tau, fit.last + 1)
+    lags = fitted_lags(phi.mean(axis=1), fit.tau, fit.last)
     if fit.average == "after":
         seen = phi[lags] > 0.0
         logs = np.log(phi[lags], out=np.zeros_like(phi[lags]), where=seen)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .backprop import Weigh, default_weigh, window_forward
 from .control import Control, Controller
 from .model import LossFn, Recurrent, as_recurrent
-from .probe import probe_segment
+from .probe import check_reached, draw_segment, probe_segment
 from .profile import LagProfile
 from .stream import Stream
 from .trajectory import Trajectory
@@ -235,8 +235,9 @@ class AdaptiveTBPTT:
     def estimate(self, stream: Stream) -> LagProfile:
         """Probe a random segment of the stream and let the controller choose K."""
         steps = self.burn_in + self.controller.window
-        segment = stream.random_segment(steps, self._generator)
+        segment = draw_segment(stream, steps, self.weigh, self._generator)
         self.profile = probe_segment(self.recurrent, self.loss_fn, segment, burn_in=self.burn_in)
+        check_reached(self.profile, segment.resets)
         before = self.control.decision
         self.control = self.controller.update(self.control, self.profile)
         self.probed_steps += steps
