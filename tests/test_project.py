@@ -11,7 +11,7 @@ import pytest
 import adaptive_tbptt
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = {"diagnose_copy.py": ["--steps", "20"]}
+EXAMPLES = {"diagnose_copy.py": ["--steps", "20"], "own_loop.py": ["--epochs", "1"]}
 
 
 def test_every_example_is_run():
@@ -33,6 +33,13 @@ def test_the_code_of_the_readme_runs(tmp_path, monkeypatch):
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
+
+
+def test_the_memory_benchmark_runs(tmp_path):
+    command = [sys.executable, str(ROOT / "benchmarks" / "memory.py"), "--lengths", "2000"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "| 2000 |" in done.stdout
 
 
 def test_importing_does_not_bring_matplotlib_along():

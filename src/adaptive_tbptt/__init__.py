@@ -11,10 +11,11 @@ from .gauge import Gauge, PaperGauge, ReleaseGauge
 from .model import Recurrent, as_recurrent
 from .probe import probe
 from .profile import LagProfile
+from .run_folder import TrainingError
 from .stability import Stability, stability
 from .step_scale import StepScale
 from .stream import Segment, SequenceStream, Stream
-from .trainer import FitResult, Trainer, TrainingError
+from .trainer import FitResult, Trainer
 from .truncation import Outcome, TruncationDecision, choose_truncation
 from .uncertainty import Uncertainty, bootstrap
 from .windows import AdaptiveTBPTT, Estimate, TruncationWarning, Window

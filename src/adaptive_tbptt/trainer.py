@@ -15,27 +15,24 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from . import checkpoint
 from .backprop import Weigh
+from .checkpoint import load_model
 from .clip import Clip
 from .control import Controller
 from .evaluate import evaluate
 from .interrupt import DeferredInterrupt
-from .loggers import JsonlLogger, Logger, Metrics
+from .loggers import Logger, Metrics
 from .memory import SAMPLE_STEPS, estimate_window_bytes, free_bytes
 from .meter import LossMeter
 from .model import LossFn
 from .progress import ProgressDisplay
 from .random_state import get_random_state, set_random_state
+from .run_folder import RunFolder, TrainingError
 from .step_scale import Rule, StepScale
 from .stream import Stream
 from .windows import AdaptiveTBPTT, Window
 
 Stopped = Literal["epochs", "patience", "time"]
-
-
-class TrainingError(Exception):
-    """Training cannot go on; the message says why, at which step, and what is safe."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +115,7 @@ class Trainer:
         self.scheduler, self.scheduler_per = scheduler, scheduler_per
         self.clip, self.patience, self.max_seconds = clip, patience, max_seconds
         self.checkpoint_seconds, self.show = checkpoint_seconds, show
-        self.run_dir = None if run_dir is None else Path(run_dir)
+        self.folder = RunFolder(run_dir)
         self.loggers = list(loggers)
         self.tbptt = AdaptiveTBPTT(
             model,
@@ -148,12 +145,6 @@ class Trainer:
         self.best_loss: float | None = None
         self.best_state: dict[str, Tensor] | None = None
         self._meter = LossMeter()
-        self._metrics: JsonlLogger | None = None
-
-    @property
-    def checkpoint_path(self) -> Path | None:
-        """The file a run is resumed from."""
-        return None if self.run_dir is None else self.run_dir / "checkpoints" / "last.safetensors"
 
     def fit(
         self, train: Stream, valid: Stream | None = None, *, epochs: int, resume: bool = False
@@ -168,7 +159,10 @@ class Trainer:
         """
         if epochs < 1:
             raise ValueError(f"epochs must be at least 1, got {epochs}")
-        self._open(train, resume)
+        saved = self.folder.last(resume)
+        if saved is not None:
+            self._restore(saved, train)
+        self.folder.open(keep=0 if saved is None else saved["metrics_lines"])
         total = None if train.length is None else epochs * train.length
         with (
             DeferredInterrupt() as interrupt,
@@ -178,7 +172,7 @@ class Trainer:
             try:
                 stopped = self._run_epochs(train, valid, epochs, interrupt, display)
             finally:
-                for logger in self._all_loggers():
+                for logger in (self.folder, *self.loggers):
                     logger.close()
         return FitResult(self.epoch, stopped, self.best_epoch, self.best_loss, self.history)
 
@@ -255,8 +249,7 @@ class Trainer:
             if self.best_loss is None or valid_loss < self.best_loss:
                 self.best_loss, self.best_epoch = valid_loss, self.epoch + 1
                 self.best_state = copy.deepcopy(self.model.state_dict())
-                if self.run_dir is not None:
-                    self._write(self.run_dir / "checkpoints" / "best.safetensors", self.best_state)
+                self.folder.save("best", self.best_state)
         self.epoch += 1
         decision = self.tbptt.control.decision
         metrics: dict[str, Any] = {
@@ -321,17 +314,9 @@ class Trainer:
             }
         )
 
-    def _all_loggers(self) -> list[Logger]:
-        return [*([] if self._metrics is None else [self._metrics]), *self.loggers]
-
     def _log(self, metrics: Metrics) -> None:
-        for logger in self._all_loggers():
-            try:
-                logger.log(metrics, self.tbptt.trained_steps)
-            except OSError as error:
-                raise TrainingError(
-                    f"cannot write metrics: {error}{self._what_is_safe()}"
-                ) from error
+        for logger in (self.folder, *self.loggers):
+            logger.log(metrics, self.tbptt.trained_steps)
 
     def _check_losses(self) -> None:
         bad = self._meter.flush()
@@ -339,45 +324,19 @@ class Trainer:
             step, value = bad
             raise TrainingError(
                 f"the loss became {value} at data step {step}, in epoch {self.epoch + 1}; "
-                f"try a smaller learning rate or clipping{self._what_is_safe()}"
+                f"try a smaller learning rate or clipping{self.folder.what_is_safe()}"
             )
-
-    def _what_is_safe(self) -> str:
-        path = self.checkpoint_path
-        if path is None or not path.exists():
-            return ""
-        return f". The last good checkpoint is {path}"
-
-    def _open(self, train: Stream, resume: bool) -> None:
-        """Prepare the run folder; load the last checkpoint where asked."""
-        path = self.checkpoint_path
-        if path is None or self.run_dir is None:
-            if resume:
-                raise ValueError("resume needs a run_dir to resume from")
-            return
-        if path.exists() and not resume:
-            raise TrainingError(
-                f"{self.run_dir} already holds a run: resume=True goes on with it, another "
-                "run_dir starts anew"
-            )
-        keep = self._load(path, train) if path.exists() else 0
-        try:
-            self._metrics = JsonlLogger(self.run_dir / "metrics.jsonl", keep)
-        except OSError as error:
-            raise TrainingError(f"cannot write to {self.run_dir}: {error}") from error
 
     def _save(self, train: Stream) -> None:
         """Write a checkpoint, after making sure that there is something good to write."""
         self._check_losses()
-        if self.checkpoint_path is None:
-            return
         if not all(bool(torch.isfinite(p).all()) for p in self.model.parameters()):
             raise TrainingError(
                 f"a parameter is NaN or infinite after data step {self.tbptt.trained_steps}, in "
-                f"epoch {self.epoch + 1}{self._what_is_safe()}"
+                f"epoch {self.epoch + 1}{self.folder.what_is_safe()}"
             )
-        self._write(
-            self.checkpoint_path,
+        self.folder.save(
+            "last",
             {
                 "settings": self._settings,
                 "model": self.model.state_dict(),
@@ -390,18 +349,12 @@ class Trainer:
                 "progress": (self.epoch, self.updates, self.seconds),
                 "history": self.history,
                 "best": (self.best_epoch, self.best_loss, self.best_state),
-                "metrics_lines": 0 if self._metrics is None else self._metrics.lines,
+                "metrics_lines": self.folder.lines,
             },
         )
 
-    def _write(self, path: Path, nest: Any) -> None:
-        try:
-            checkpoint.save(path, nest)
-        except checkpoint.CheckpointError as error:
-            raise TrainingError(f"{error}{self._what_is_safe()}") from error
-
-    def _load(self, path: Path, train: Stream) -> int:
-        saved = checkpoint.load(path)
+    def _restore(self, saved: dict[str, Any], train: Stream) -> None:
+        path = self.folder.file("last")
         differing = [
             f"{name} was {saved['settings'].get(name)}, is {value}"
             for name, value in self._settings.items()
@@ -409,7 +362,7 @@ class Trainer:
         ]
         if differing:
             raise TrainingError(f"{path} was written with other settings: {'; '.join(differing)}")
-        checkpoint.load_model(self.model, saved["model"], path)
+        load_model(self.model, saved["model"], str(path))
         self.optimizer.load_state_dict(saved["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(saved["scheduler"])
@@ -420,7 +373,6 @@ class Trainer:
         self.history = saved["history"]
         self.best_epoch, self.best_loss, self.best_state = saved["best"]
         set_random_state(saved["random"])
-        return int(saved["metrics_lines"])
 
     def _warn_of_memory(self, train: Stream) -> None:
         """Say before training starts that a window of k_max will not fit."""

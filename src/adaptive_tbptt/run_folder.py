@@ -1,0 +1,84 @@
+"""The folder of a run: `metrics.jsonl` and `checkpoints/`, never left half written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from . import checkpoint
+from .loggers import JsonlLogger, Metrics
+
+
+class TrainingError(Exception):
+    """Training cannot go on; the message says why, at which step, and what is safe."""
+
+
+class RunFolder:
+    """Where a run keeps what must survive it; a folder of None keeps nothing."""
+
+    def __init__(self, path: str | Path | None) -> None:
+        self.path = None if path is None else Path(path)
+        self._metrics: JsonlLogger | None = None
+
+    def file(self, name: str) -> Path | None:
+        """Return the path of a checkpoint."""
+        return None if self.path is None else self.path / "checkpoints" / f"{name}.safetensors"
+
+    def last(self, resume: bool) -> Any:
+        """Return the last checkpoint to resume from, or None; refuse to overwrite a run."""
+        path = self.file("last")
+        if path is None:
+            if resume:
+                raise ValueError("resume needs a run_dir to resume from")
+            return None
+        if not path.exists():
+            return None
+        if not resume:
+            raise TrainingError(
+                f"{self.path} already holds a run: resume=True goes on with it, another run_dir "
+                "starts anew"
+            )
+        return checkpoint.load(path)
+
+    def open(self, keep: int = 0) -> None:
+        """Start to write metrics, after the first `keep` lines of those that exist."""
+        if self.path is None:
+            return
+        try:
+            self._metrics = JsonlLogger(self.path / "metrics.jsonl", keep)
+        except OSError as error:
+            raise TrainingError(f"cannot write to {self.path}: {error}") from error
+
+    @property
+    def lines(self) -> int:
+        """Lines of metrics written so far."""
+        return 0 if self._metrics is None else self._metrics.lines
+
+    def log(self, metrics: Metrics, step: int) -> None:
+        """Write a line of metrics."""
+        if self._metrics is None:
+            return
+        try:
+            self._metrics.log(metrics, step)
+        except OSError as error:
+            raise TrainingError(f"cannot write metrics: {error}{self.what_is_safe()}") from error
+
+    def save(self, name: str, nest: Any) -> None:
+        """Write a checkpoint."""
+        path = self.file(name)
+        if path is None:
+            return
+        try:
+            checkpoint.save(path, nest)
+        except checkpoint.CheckpointError as error:
+            raise TrainingError(f"{error}{self.what_is_safe()}") from error
+
+    def what_is_safe(self) -> str:
+        """Name the checkpoint that a failed run can be resumed from, as the end of a sentence."""
+        path = self.file("last")
+        return "" if path is None or not path.exists() else f". The last good checkpoint is {path}"
+
+    def close(self) -> None:
+        """Close the metrics."""
+        if self._metrics is not None:
+            self._metrics.close()
