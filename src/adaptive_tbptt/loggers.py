@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-Metrics = Mapping[str, float | int | str | bool | None]
+Metrics = Mapping[str, Any]
 
 
 class Logger(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +32,7 @@ from .step_scale import Rule, StepScale
 from .stream import Stream
 from .windows import AdaptiveTBPTT, Window
 
+Callback = Callable[["Trainer", dict[str, Any]], None]
 Stopped = Literal["epochs", "patience", "time"]
 
 
@@ -78,6 +79,8 @@ class Trainer:
         checkpoint_seconds: time between checkpoints inside an epoch; one is written at every end
             of an epoch and on Ctrl-C too.
         loggers: further places for metrics.
+        callbacks: each is called as `callback(trainer, metrics)` after every epoch and may add to
+            the metrics; what it needs later it finds in `trainer.history`.
         show: whether to show progress.
         seed: of the segments that are probed.
     """
@@ -104,6 +107,7 @@ class Trainer:
         max_seconds: float | None = None,
         checkpoint_seconds: float = 60.0,
         loggers: Sequence[Logger] = (),
+        callbacks: Sequence[Callback] = (),
         show: bool = True,
         seed: int = 0,
     ) -> None:
@@ -116,7 +120,7 @@ class Trainer:
         self.clip, self.patience, self.max_seconds = clip, patience, max_seconds
         self.checkpoint_seconds, self.show = checkpoint_seconds, show
         self.folder = RunFolder(run_dir)
-        self.loggers = list(loggers)
+        self.loggers, self.callbacks = list(loggers), list(callbacks)
         self.tbptt = AdaptiveTBPTT(
             model,
             loss_fn,
@@ -265,6 +269,8 @@ class Trainer:
             "lr": float(self.optimizer.param_groups[0]["lr"]),
             "seconds": self.seconds,
         }
+        for callback in self.callbacks:
+            callback(self, metrics)
         self.history.append(metrics)
         self._log(metrics)
         self._meter = LossMeter()

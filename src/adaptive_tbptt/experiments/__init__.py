@@ -1,0 +1,1 @@
+"""The paper's experiments: configurations, single runs, whole tables, figures and findings."""

@@ -1,0 +1,127 @@
+"""A table of the paper, cell by cell: one setting and one initialisation each."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .config import TrainConfig
+from .run import RunResult
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training run of a table."""
+
+    config: Any
+    init: int
+
+    @property
+    def name(self) -> str:
+        """File name of its results."""
+        return f"{self.config.setting.replace('=', '-')}_init-{self.init}"
+
+
+def grid(base: TrainConfig, ks: list[int], deltas: list[float], inits: int) -> list[Cell]:
+    """Return every setting with every initialisation; initialisations come in rounds."""
+    settings: list[dict[str, Any]] = [{"k": k} for k in ks]
+    settings += [{"delta": delta} for delta in deltas]
+    return [
+        Cell(base.changed(seed=init, **setting), init)
+        for init in range(inits)
+        for setting in settings
+    ]
+
+
+def summarise(cell: Cell, result: RunResult) -> dict[str, Any]:
+    """Boil a run down to what tables, figures and findings need: some tens of kilobytes."""
+    history, found = result.fit.history, result.diagnosis
+    columns = ("epoch", "data_passes", "valid_ppl", "test_ppl", "k", "relative_bias", "beta")
+    norms = found.profile.state_norms
+    return {
+        "setting": cell.config.setting,
+        "init": cell.init,
+        "epochs": result.fit.epochs,
+        "best_epoch": result.fit.best_epoch,
+        "valid_ppl": result.best["valid_ppl"],
+        "test_ppl": result.best["test_ppl"],
+        "seconds": history[-1]["seconds"],
+        "updates": history[-1]["updates"],
+        "curves": {name: [_short(row.get(name)) for row in history] for name in columns},
+        "repeats": [
+            {
+                "epoch": row["epoch"],
+                **{k: [_short(v) for v in vs] for k, vs in row["repeats"].items()},
+            }
+            for row in history
+            if "repeats" in row
+        ],
+        "decay": {
+            "mean": [_short(v) for v in found.profile.mean],
+            "draws": [[_short(v) for v in column] for column in norms.T[:12]],
+            "beta": found.fit.beta,
+            "tau": found.fit.tau,
+            "last": found.fit.last,
+            "component_beta": found.component_beta,
+        },
+        "choices": [{"delta": d.delta, "k": d.k, "met": d.outcome.met} for d in found.decisions],
+        "stability": found.stability.verdict,
+        "jacobian_norm": found.stability.jacobian_norm,
+        "origin": origin(),
+    }
+
+
+def origin() -> dict[str, str]:
+    """Say on what machine and with what code a result was made."""
+    return {
+        "machine": f"{_processor()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "commit": _commit(),
+    }
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a file that is either whole or not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(content, allow_nan=False) + "\n")
+    os.replace(partial, path)
+
+
+def read_cells(folder: Path) -> list[dict[str, Any]]:
+    """Return the finished cells of a table."""
+    return [json.loads(path.read_text()) for path in sorted((folder / "cells").glob("*.json"))]
+
+
+def _short(value: Any) -> Any:
+    """Five significant digits keep the files small; numbers that are not finite become null."""
+    if isinstance(value, float | np.floating):
+        return float(f"{float(value):.5g}") if np.isfinite(value) else None
+    return value
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()

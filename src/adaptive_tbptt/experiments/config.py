@@ -1,0 +1,139 @@
+"""What a run is made of: every hyperparameter with its help text, presets, TOML in and out."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from ..clip import Clip
+from ..control import BiasTolerance, Controller, FixedTruncation
+from ..gauge import Gauge, PaperGauge, ReleaseGauge
+
+GAUGES: dict[str, type[Gauge]] = {"paper": PaperGauge, "release": ReleaseGauge}
+
+
+def option(default: Any, text: str) -> Any:
+    """Declare a field with its help text."""
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """What every task has in common. Exactly one of `delta` and `k` is set for a run."""
+
+    delta: float | None = option(None, "tolerated relative bias of the gradient, in (0, 1)")
+    k: int | None = option(None, "fixed truncation length, instead of --delta")
+    epochs: int = option(210, "passes over the training data")
+    seed: int = option(0, "of the initial parameters and of the probes")
+    lr: float = option(1.0, "learning rate, before it is scaled with K")
+    step_scale: str = option("sqrt", "scale the rate with K2: sqrt, linear or none")
+    optimizer: str = option("sgd", "sgd, adadelta or adam")
+    momentum: float = option(0.0, "momentum of sgd")
+    lr_decay: float = option(1.0, "factor on the learning rate after every epoch")
+    weight_decay: float = option(0.0, "L2 penalty")
+    clip: float = option(1.0, "gradient norm above which it is clipped, divided by K2; 0 is off")
+    losses: float = option(1.0, "losses per window (K2), as a multiple of K")
+    window: int = option(100, "lags that a probe measures (R)")
+    k_init: int = option(15, "K until the first estimate (K_0)")
+    k_min: int = option(2, "smallest K to choose")
+    k_max: int = option(100, "largest K to choose")
+    gauge: str = option("release", "estimate of the relative bias: release or paper")
+    tau: float = option(0.9, "fraction of the window from which the decay is fitted")
+    estimates_per_epoch: float = option(1.0, "estimates of K per epoch (alpha)")
+    burn_in: int = option(20, "steps that warm up the state before a probe")
+    batch: int = option(64, "rows (S)")
+    error_bar_every: int = option(0, "repeat the estimate every so many epochs; 0 is never")
+    error_bar_repeats: int = option(20, "number of those repeats")
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (
+            ("gauge", self.gauge, tuple(GAUGES)),
+            ("optimizer", self.optimizer, ("sgd", "adadelta", "adam")),
+            ("step_scale", self.step_scale, ("sqrt", "linear", "none")),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
+        if self.epochs < 1:
+            raise ValueError(f"epochs must be at least 1, got {self.epochs}")
+        if not self.lr > 0.0:
+            raise ValueError(f"lr must be positive, got {self.lr}")
+        if self.delta is not None or self.k is not None:
+            self.controller()
+
+    def controller(self) -> Controller:
+        """Return the controller that `delta` or `k` asks for."""
+        if (self.delta is None) == (self.k is None):
+            raise ValueError("give exactly one of delta (adaptive) and k (fixed)")
+        if self.k is not None:
+            return FixedTruncation(self.k)
+        assert self.delta is not None
+        return BiasTolerance(
+            delta=self.delta,
+            k_min=self.k_min,
+            k_max=self.k_max,
+            window=self.window,
+            k_init=self.k_init,
+            gauge=self.make_gauge(),
+        )
+
+    def make_gauge(self) -> Gauge:
+        """Return the gauge with its settings."""
+        return GAUGES[self.gauge](tau=self.tau)
+
+    def make_clip(self) -> Clip | None:
+        """Return the clipping of the release, or none."""
+        return Clip(self.clip, per_loss=True) if self.clip > 0.0 else None
+
+    @property
+    def setting(self) -> str:
+        """The row of a table this run belongs to, such as K=10 or delta=0.1."""
+        return f"K={self.k}" if self.k is not None else f"delta={self.delta:g}"
+
+    def changed(self, **values: Any) -> Self:
+        """Return a copy with some values replaced; None leaves a value as it is."""
+        given = {name: value for name, value in values.items() if value is not None}
+        if given.get("k") is not None:
+            given.setdefault("delta", None)
+        elif given.get("delta") is not None:
+            given.setdefault("k", None)
+        return dataclasses.replace(self, **given)
+
+    def to_toml(self) -> str:
+        """Return every value as a line of TOML, with its help text; unset ones are left out."""
+        lines = []
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if value is not None:
+                lines.append(f"# {f.metadata['help']}\n{f.name} = {json.dumps(value)}\n")
+        return "\n".join(lines)
+
+    @classmethod
+    def from_toml(cls, path: Path) -> Self:
+        """Read what `to_toml` wrote."""
+        values = tomllib.loads(path.read_text())
+        values.pop("task", None)
+        known = {f.name for f in dataclasses.fields(cls)}
+        unknown = sorted(values.keys() - known)
+        if unknown:
+            raise ValueError(f"{path} has settings that are not known: {', '.join(unknown)}")
+        return cls(**values)
+
+    def difference(self, other: TrainConfig) -> list[str]:
+        """Return a line for every value in which two configurations differ."""
+        return [
+            f"{f.name}: {getattr(self, f.name)} there, {getattr(other, f.name)} here"
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != getattr(other, f.name)
+        ]
+
+
+def nearest(name: str, known: Any, what: str) -> ValueError:
+    """Return an error for an unknown name that suggests the nearest known one."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.3)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return ValueError(f"unknown {what} {name!r}{hint} Known: {', '.join(known)}")

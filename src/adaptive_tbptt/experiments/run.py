@@ -1,0 +1,188 @@
+"""One training run in a folder of its own: config, metrics, checkpoints, figures, summary."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from ..diagnose import Diagnosis, diagnose
+from ..evaluate import evaluate
+from ..model import LossFn
+from ..probe import draw_segment, probe_segment
+from ..run_folder import TrainingError
+from ..stream import SequenceStream
+from ..tasks.sequence_model import perplexity
+from ..trainer import FitResult, Trainer
+from ..truncation import choose_truncation
+from .config import TrainConfig
+
+
+class Task(Protocol):
+    """What a task's configuration offers besides its numbers."""
+
+    @property
+    def task(self) -> str:
+        """Name of the task."""
+
+    def streams(self) -> dict[str, SequenceStream]:
+        """Training, validation and test data."""
+
+    def model(self) -> nn.Module:
+        """A new model."""
+
+    @property
+    def loss_fn(self) -> LossFn:
+        """The loss."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run.
+
+    Attributes:
+        fit: how training ended, with the metrics of every epoch.
+        diagnosis: the decay at the best parameters.
+        folder: where everything is.
+    """
+
+    fit: FitResult
+    diagnosis: Diagnosis
+    folder: Path
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The metrics of the best epoch."""
+        assert self.fit.best_epoch is not None
+        return self.fit.history[self.fit.best_epoch - 1]
+
+
+def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimiser that the configuration names."""
+    options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), momentum=config.momentum, **options)
+    kinds: dict[str, Any] = {"adadelta": torch.optim.Adadelta, "adam": torch.optim.Adam}
+    optimizer: torch.optim.Optimizer = kinds[config.optimizer](model.parameters(), **options)
+    return optimizer
+
+
+def train_run(
+    config: Any,
+    folder: str | Path,
+    *,
+    resume: bool = False,
+    device: str = "cpu",
+    show: bool = True,
+) -> RunResult:
+    """Train, keep the best parameters by validation loss, test and diagnose them.
+
+    Args:
+        config: a task's configuration with `delta` or `k` set.
+        folder: the run folder.
+        resume: go on with what the folder holds; its configuration must be the same, but for the
+            number of epochs.
+        device: where to train.
+        show: whether to show progress.
+    """
+    folder = Path(folder)
+    _claim(config, folder, resume)
+    streams = config.streams()
+    model = config.model().to(device)
+    optimizer = make_optimizer(config, model)
+    scheduler = None
+    if config.lr_decay != 1.0:
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, config.lr_decay)
+    trainer = Trainer(
+        model,
+        config.loss_fn,
+        optimizer,
+        config.controller(),
+        run_dir=folder,
+        scheduler=scheduler,
+        step_scale=config.step_scale,
+        clip=config.make_clip(),
+        losses=config.losses,
+        estimates_per_epoch=config.estimates_per_epoch,
+        burn_in=config.burn_in,
+        callbacks=[
+            lambda trainer, metrics: _test_at_best(trainer, metrics, streams["test"]),
+            lambda trainer, metrics: _error_bars(trainer, metrics, config, streams["train"]),
+        ],
+        show=show,
+        seed=config.seed,
+    )
+    fit = trainer.fit(streams["train"], streams["valid"], epochs=config.epochs, resume=resume)
+    trainer.load_best()
+    diagnosis = diagnose(
+        model,
+        config.loss_fn,
+        streams["valid"],
+        window=config.window,
+        burn_in=config.burn_in,
+        samples=256,
+        k_min=config.k_min,
+        k_max=config.k_max,
+        gauge=config.make_gauge(),
+        seed=config.seed,
+    )
+    return RunResult(fit, diagnosis, folder)
+
+
+def _claim(config: Any, folder: Path, resume: bool) -> None:
+    """Write the configuration, or check that a run to be resumed has the same."""
+    path = folder / "config.toml"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            before = type(config).from_toml(path).changed(epochs=config.epochs)
+            differences = before.difference(config)
+            if differences and resume:
+                listed = "\n  ".join(differences)
+                raise TrainingError(f"{folder} holds a run with another configuration:\n  {listed}")
+            if not resume:
+                raise TrainingError(f"{folder} already holds a run: --resume goes on with it")
+        path.write_text(f'task = "{config.task}"\n\n{config.to_toml()}')
+    except OSError as error:
+        raise TrainingError(f"cannot write to {folder}: {error}") from error
+
+
+def _test_at_best(trainer: Trainer, metrics: dict[str, Any], test: SequenceStream) -> None:
+    """Add the test loss of the parameters that are best on the validation data so far."""
+    if trainer.best_epoch == metrics["epoch"]:
+        loss = evaluate(trainer.tbptt.recurrent, trainer.loss_fn, test)
+    else:
+        loss = trainer.history[-1]["test_loss"]
+    metrics["test_loss"] = loss
+    metrics["valid_ppl"] = perplexity(metrics["valid_loss"])
+    metrics["test_ppl"] = perplexity(loss)
+
+
+def _error_bars(
+    trainer: Trainer, metrics: dict[str, Any], config: TrainConfig, train: SequenceStream
+) -> None:
+    """Repeat the estimate on other minibatches: the paper's error bars. Not counted as data."""
+    every = config.error_bar_every
+    if not every or (metrics["epoch"] % every and metrics["epoch"] != 1):
+        return
+    gauge, tbptt = config.make_gauge(), trainer.tbptt
+    assert tbptt.k is not None
+    generator = torch.Generator().manual_seed(1_000_003 * (config.seed + 1) + metrics["epoch"])
+    ks, biases, betas = [], [], []
+    for _ in range(config.error_bar_repeats):
+        segment = draw_segment(train, config.burn_in + config.window, tbptt.weigh, generator)
+        profile = probe_segment(tbptt.recurrent, trainer.loss_fn, segment, burn_in=config.burn_in)
+        bias = gauge.bias(profile)
+        bound = bias.relative_at(tbptt.k)
+        biases.append(bound if math.isfinite(bound) else None)
+        betas.append(bias.fit.beta)
+        if config.delta is not None:
+            choice = choose_truncation(
+                bias, delta=config.delta, k_min=config.k_min, k_max=config.k_max
+            )
+            ks.append(choice.k)
+    metrics["repeats"] = {"k": ks, "relative_bias": biases, "beta": betas}

@@ -1,0 +1,92 @@
+"""Run the cells of a table in processes of their own; what is finished is not run again."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .cells import Cell, summarise, write_json
+from .run import train_run
+
+Say = Callable[[str], None]
+
+
+def run_cell(cell: Cell, cells: str, work: str) -> None:
+    """Train one cell, resuming what an interrupted run of it left, and write its results."""
+    import torch
+
+    # One thread whatever --jobs is, so that the numbers do not depend on it.
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    folder = Path(work) / cell.name
+    result = train_run(cell.config, folder, resume=True, show=False)
+    write_json(Path(cells) / f"{cell.name}.json", summarise(cell, result))
+
+
+def _worker(cell: Cell, cells: str, work: str) -> None:
+    """Run a cell in a child process, its output and errors in a log of its own."""
+    log = Path(work) / f"{cell.name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", buffering=1) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        try:
+            run_cell(cell, cells, work)
+        except KeyboardInterrupt:
+            os._exit(130)
+        except BaseException:
+            traceback.print_exc(file=file)
+            file.flush()
+            os._exit(1)
+
+
+def run_cells(
+    cells: list[Cell], folder: Path, work: Path, *, jobs: int = 1, say: Say = print
+) -> list[str]:
+    """Run every cell that is not finished; return the names of those that failed.
+
+    Args:
+        cells: in the order to run them.
+        folder: results; `cells/NAME.json` marks a finished cell.
+        work: run folders with checkpoints, so that an interrupted cell goes on where it stopped.
+        jobs: processes side by side, one thread each.
+        say: told of every start and end.
+    """
+    if jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {jobs}")
+    store = folder / "cells"
+    waiting = [c for c in cells if not (store / f"{c.name}.json").exists()]
+    say(f"{len(cells) - len(waiting)} of {len(cells)} cells are finished")
+    context = multiprocessing.get_context("spawn")
+    running: dict[str, tuple[Any, float]] = {}
+    failed: list[str] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                cell = waiting.pop(0)
+                process = context.Process(target=_worker, args=(cell, str(store), str(work)))
+                process.start()
+                running[cell.name] = (process, time.monotonic())
+                say(f"{cell.name}: started")
+            time.sleep(0.2)
+            for name, (process, began) in list(running.items()):
+                if process.is_alive():
+                    continue
+                del running[name]
+                if process.exitcode == 0:
+                    shutil.rmtree(work / name, ignore_errors=True)
+                    say(f"{name}: finished after {(time.monotonic() - began) / 60:.1f} min")
+                else:
+                    failed.append(name)
+                    say(f"{name}: failed, see {work / name}.log")
+    finally:
+        for process, _ in running.values():
+            process.terminate()
+            process.join()
+    return failed

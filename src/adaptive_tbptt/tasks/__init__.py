@@ -1,0 +1,1 @@
+"""The paper's tasks: data, model and metrics of one task each."""
