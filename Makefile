@@ -17,8 +17,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group dev -e .
 	@touch $(READY)
 
-run: $(READY)  ## diagnose an LSTM on copy data and draw its decay curve
-	$(BIN)/python examples/diagnose_copy.py
+run: $(READY)  ## train adaptively on the copy task; ends with a picture and a summary
+	rm -rf runs/quick
+	$(BIN)/atbptt train copy --preset quick --delta 0.1 --out runs/quick
 
 test: $(READY)  ## format, lint, types, tests, doctests, examples
 	$(BIN)/ruff format --check .

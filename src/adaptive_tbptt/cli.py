@@ -1,0 +1,295 @@
+"""The command line: `atbptt train`, `reproduce`, `findings`, `diagnose`, `find-lr`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import os
+import sys
+import types
+import typing
+import warnings
+from collections.abc import Callable
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from .checkpoint import CheckpointError, load, load_model
+from .run_folder import TrainingError
+from .tasks import copy_task
+
+TASKS: dict[str, Any] = {"copy": copy_task.CopyConfig}
+PRESETS: dict[str, Callable[[str], Any]] = {"copy": copy_task.preset}
+
+_debug: ContextVar[bool] = ContextVar("debug", default=False)
+_out = Console()
+_err = Console(stderr=True)
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="Truncated backpropagation through time with K chosen from a tolerated gradient bias.",
+    epilog="Examples: `atbptt train copy --preset quick --delta 0.1`, "
+    "`atbptt reproduce copy-fixed --preset quick --jobs 2`, `atbptt diagnose runs/copy`",
+)
+train_app = typer.Typer(no_args_is_help=True, help="Train a model on one of the paper's tasks.")
+app.add_typer(train_app, name="train")
+
+
+@app.callback()
+def main(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Set what holds for every command."""
+    _debug.set(debug)
+    warnings.showwarning = _say_warning
+
+
+def _say_warning(message: Any, *_: Any, **__: Any) -> None:
+    _err.print(f"note: {message}", highlight=False, markup=False)
+
+
+def sentences(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Turn errors into sentences: exit code 2 for wrong use, 1 for trouble, 130 for Ctrl-C."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except KeyboardInterrupt:
+            _err.print("interrupted; --resume goes on from the last checkpoint")
+            raise typer.Exit(130) from None
+        except (ValueError, TypeError, ImportError) as error:
+            _fail(error, 2)
+        except (TrainingError, CheckpointError, OSError, RuntimeError) as error:
+            _fail(error, 1)
+
+    return wrapped
+
+
+def _fail(error: Exception, code: int) -> None:
+    if _debug.get():
+        raise error
+    _err.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+    raise typer.Exit(code) from None
+
+
+def _options(config: type) -> list[inspect.Parameter]:
+    """Make a command-line option of every field of a configuration, None meaning 'as preset'."""
+    hints = typing.get_type_hints(config)
+    parameters = []
+    for f in dataclasses.fields(config):
+        kind = hints[f.name]
+        if isinstance(kind, types.UnionType):
+            kind = next(part for part in typing.get_args(kind) if part is not type(None))
+        either: Any = kind | None
+        annotation = Annotated[either, typer.Option(help=f.metadata["help"])]
+        parameters.append(
+            inspect.Parameter(
+                f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+            )
+        )
+    return parameters
+
+
+def _add_train(task: str) -> None:
+    """Add `atbptt train TASK` with an option for every hyperparameter."""
+
+    def command(
+        preset: Annotated[str, typer.Option(help="Where values not given come from.")] = "paper",
+        out: Annotated[
+            Path | None, typer.Option(help="Run folder; runs/TASK-SETTING by default.")
+        ] = None,
+        resume: Annotated[
+            bool, typer.Option("--resume", help="Go on with the run in --out.")
+        ] = False,
+        device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+        **given: Any,
+    ) -> None:
+        from .experiments.report import write_report
+        from .experiments.run import train_run
+
+        if (given["delta"] is None) == (given["k"] is None):
+            raise ValueError(
+                "give exactly one of --delta (tolerated bias, K follows) and --k (fixed)"
+            )
+        config = PRESETS[task](preset).changed(**given)
+        setting = config.setting.replace("=", "-").lower()
+        folder = out or Path("runs") / f"{task}-{setting}"
+        result = train_run(config, folder, resume=resume, device=device)
+        write_report(config, result)
+        _out.print(
+            f"\n{config.setting}: best validation perplexity {result.best['valid_ppl']:.4f}, test "
+            f"{result.best['test_ppl']:.4f}, after epoch {result.fit.best_epoch}",
+            highlight=False,
+        )
+        _out.print(str(result.diagnosis), highlight=False, markup=False)
+        _out.print(
+            f"\nsummary: {folder / 'summary.md'}\npicture: {folder / 'run.png'}", highlight=False
+        )
+
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    plain = [
+        p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for p in own
+        if p.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    signature = inspect.Signature([*plain, *_options(TASKS[task])])
+    wrapped = sentences(command)
+    wrapped.__signature__ = signature  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {}
+    train_app.command(
+        task,
+        help=f"Train on the {task} task, adaptively (--delta) or with a fixed K (--k).",
+        epilog=f"Example: `atbptt train {task} --preset quick --delta 0.1 --out runs/mine`",
+    )(wrapped)
+
+
+for _task in TASKS:
+    _add_train(_task)
+
+
+@app.command(epilog="Example: `atbptt reproduce copy-fixed --preset quick --jobs 2`")
+@sentences
+def reproduce(
+    name: Annotated[str, typer.Argument(help="Which table: copy-fixed, copy-variable.")],
+    preset: Annotated[str, typer.Option(help="paper (its budget) or quick (minutes).")] = "paper",
+    inits: Annotated[int | None, typer.Option(help="Initialisations per setting.")] = None,
+    jobs: Annotated[int, typer.Option(help="Cells side by side, one thread each.")] = 1,
+    epochs: Annotated[int | None, typer.Option(help="Instead of the preset's.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder with the released arrays.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Results; results/NAME by default.")] = None,
+    work: Annotated[Path | None, typer.Option(help="Checkpoints of unfinished cells.")] = None,
+    tables_only: Annotated[
+        bool, typer.Option("--tables-only", help="Write tables and figures of what is finished.")
+    ] = False,
+) -> None:
+    """Run a whole table of the paper cell by cell; finished cells are not run again."""
+    from .experiments.cells import read_cells
+    from .experiments.paper import experiment
+    from .experiments.plots import write_figures
+    from .experiments.runner import run_cells
+    from .experiments.tables import write_tables
+
+    chosen = experiment(name)
+    cells = chosen.cells(preset, inits, data, epochs=epochs)
+    suffix = "" if preset == "paper" else f"-{preset}"
+    folder = out or Path("results") / f"{name}{suffix}"
+    failed: list[str] = []
+    if not tables_only:
+        stamp = lambda text: _out.print(text, highlight=False, markup=False)  # noqa: E731
+        failed = run_cells(cells, folder, work or Path("runs") / folder.name, jobs=jobs, say=stamp)
+    finished = read_cells(folder)
+    command = f"atbptt reproduce {name} --preset {preset} --inits {len(cells) // 8}"
+    command += " --data FOLDER" if data is not None else ""
+    write_tables(chosen, finished, folder, command)
+    write_figures(chosen, finished, folder)
+    _out.print((folder / "table.md").read_text(), highlight=False, markup=False)
+    if failed:
+        raise TrainingError(f"{len(failed)} cells failed: {', '.join(failed)}")
+
+
+@app.command(epilog="Example: `atbptt findings copy-fixed`")
+@sentences
+def findings(
+    name: Annotated[str, typer.Argument(help="Which table.")],
+    results: Annotated[Path | None, typer.Option(help="results/NAME by default.")] = None,
+) -> None:
+    """Check the paper's findings against finished cells: yes or no, with the numbers."""
+    from .experiments.cells import read_cells
+    from .experiments.findings import check_findings
+    from .experiments.paper import experiment
+
+    cells = read_cells(results or Path("results") / name)
+    for finding in check_findings(experiment(name), cells):
+        _out.print(str(finding), highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command(
+    epilog="Examples: `atbptt diagnose runs/copy-delta-0.1`, `atbptt diagnose mine:factory`"
+)
+@sentences
+def diagnose(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="A run folder, or module:factory where factory() returns (model, loss_fn, stream)."
+        ),
+    ],
+    delta: Annotated[list[float] | None, typer.Option(help="Tolerances; may be repeated.")] = None,
+    window: Annotated[int, typer.Option(help="Lags to measure.")] = 100,
+    samples: Annotated[int, typer.Option(help="Losses to sample, at least.")] = 256,
+    burn_in: Annotated[int, typer.Option(help="Steps that warm up the state.")] = 20,
+    out: Annotated[Path, typer.Option(help="Where to save the figure.")] = Path("decay.png"),
+) -> None:
+    """Say which K each tolerance needs, and draw the decay curve."""
+    from .diagnose import diagnose as run_diagnosis
+
+    model, loss_fn, stream = _load_target(target)
+    report = run_diagnosis(
+        model, loss_fn, stream, delta or (0.9, 0.5, 0.1), window, samples=samples, burn_in=burn_in
+    )
+    report.figure(out)
+    _out.print(str(report), highlight=False, markup=False, soft_wrap=True)
+    _out.print(f"\npicture: {out}", highlight=False)
+
+
+def _load_target(target: str) -> Any:
+    if ":" in target and not Path(target).exists():
+        module, _, name = target.partition(":")
+        sys.path.insert(0, os.getcwd())
+        factory = getattr(importlib.import_module(module), name, None)
+        if factory is None:
+            raise ValueError(f"module {module} has no {name}")
+        made = factory()
+        if not isinstance(made, tuple) or len(made) != 3:
+            raise ValueError(f"{target} must return (model, loss_fn, stream)")
+        return made
+    from .experiments.report import load_run
+
+    folder = Path(target)
+    if not folder.is_dir():
+        raise ValueError(
+            f"{target} is neither a run folder nor module:factory, such as runs/copy-delta-0.1 "
+            "or mymodule:make"
+        )
+    config = load_run(folder, TASKS)
+    best = folder / "checkpoints" / "best.safetensors"
+    model = config.model()
+    load_model(model, load(best), best)
+    return model, config.loss_fn, config.streams()["valid"]
+
+
+@app.command("find-lr", epilog="Example: `atbptt find-lr copy --preset quick`")
+@sentences
+def find_lr(
+    task: Annotated[str, typer.Argument(help="copy.")],
+    preset: Annotated[str, typer.Option(help="Where the other values come from.")] = "paper",
+    k: Annotated[int, typer.Option(help="Fixed K to try them at.")] = 15,
+    updates: Annotated[int, typer.Option(help="Updates per trial.")] = 300,
+    lowest: Annotated[int, typer.Option(help="Exponent of the smallest rate.")] = -3,
+    highest: Annotated[int, typer.Option(help="Exponent of the largest rate.")] = 2,
+) -> None:
+    """Choose the step size as the paper does: the largest power of ten that does not diverge."""
+    from .experiments.config import nearest
+    from .experiments.find_lr import find_lr as search
+
+    if task not in TASKS:
+        raise nearest(task, TASKS, "task")
+    config = PRESETS[task](preset).changed(k=k)
+    best, trials = search(config, [10.0**e for e in range(lowest, highest + 1)], updates)
+    table = Table("rate", "first loss", "last loss", "updates", "diverged")
+    for t in trials:
+        verdict = "yes" if t.diverged else "no"
+        table.add_row(f"{t.lr:g}", f"{t.first:.4f}", f"{t.last:.4f}", str(t.updates), verdict)
+    _out.print(table)
+    if best is None:
+        raise ValueError("every rate diverged; lower --lowest")
+    _out.print(f"largest rate that does not diverge at K={k}: {best:g}", highlight=False)

@@ -1,0 +1,58 @@
+"""The paper's way to choose a step size: the largest power of ten that does not quickly diverge."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ..step_scale import StepScale
+from ..windows import AdaptiveTBPTT
+from .run import make_optimizer
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One step size tried: mean loss over the first and the last tenth of the updates."""
+
+    lr: float
+    first: float
+    last: float
+    updates: int
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the loss blew up, or ended well above where it began (by 10 %; arbitrary)."""
+        return not math.isfinite(self.last) or self.last > 1.1 * self.first
+
+
+def try_rate(config: Any, lr: float, updates: int) -> Trial:
+    """Train for some updates at a fixed K."""
+    config = config.changed(lr=lr)
+    stream, model = config.streams()["train"], config.model()
+    optimizer = make_optimizer(config, model)
+    scale, clip = StepScale(optimizer, config.step_scale), config.make_clip()
+    tbptt = AdaptiveTBPTT(model, config.loss_fn, config.controller(), losses=config.losses)
+    losses: list[float] = []
+    while len(losses) < updates:
+        for window in tbptt.windows(stream):
+            losses.append(float(window.backward()))
+            if clip is not None:
+                clip(model.parameters(), window.losses)
+            scale.step(window.losses)
+            optimizer.step()
+            optimizer.zero_grad()
+            if len(losses) >= updates or not math.isfinite(losses[-1]):
+                break
+        if not math.isfinite(losses[-1]):
+            break
+    tenth = max(1, len(losses) // 10)
+    first = sum(losses[:tenth]) / tenth
+    return Trial(lr, first, sum(losses[-tenth:]) / tenth, len(losses))
+
+
+def find_lr(config: Any, rates: list[float], updates: int) -> tuple[float | None, list[Trial]]:
+    """Return the largest rate that did not diverge, and every trial."""
+    trials = [try_rate(config, lr, updates) for lr in rates]
+    good = [trial.lr for trial in trials if not trial.diverged]
+    return (max(good) if good else None), trials

@@ -1,0 +1,191 @@
+"""The paper's findings, checked against finished cells: yes or no, with the numbers."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from .paper import Experiment
+
+Cells = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One claim of the paper and whether our runs bear it out.
+
+    Attributes:
+        claim: what the paper says.
+        holds: whether it holds here.
+        numbers: the evidence.
+    """
+
+    claim: str
+    holds: bool
+    numbers: str
+
+    def __str__(self) -> str:
+        return f"{'yes' if self.holds else 'no ':3}  {self.claim}: {self.numbers}"
+
+
+class Results:
+    """Means over initialisations of the quantities that findings speak of."""
+
+    def __init__(self, experiment: Experiment, cells: Cells) -> None:
+        self.experiment = experiment
+        self.by_setting: dict[str, Cells] = {}
+        for cell in cells:
+            self.by_setting.setdefault(cell["setting"], []).append(cell)
+        self.fixed = [f"K={k}" for k in experiment.ks if f"K={k}" in self.by_setting]
+        self.adaptive = [
+            f"delta={d:g}" for d in experiment.deltas if f"delta={d:g}" in self.by_setting
+        ]
+        if not self.fixed or not self.adaptive:
+            raise ValueError("findings need at least one fixed and one adaptive setting")
+
+    def mean(self, setting: str, metric: str = "test_ppl") -> float:
+        """Mean over initialisations."""
+        return statistics.fmean(cell[metric] for cell in self.by_setting[setting])
+
+    def deviation(self, setting: str, metric: str = "test_ppl") -> float:
+        """Standard deviation over initialisations; 0 with a single one."""
+        values = [cell[metric] for cell in self.by_setting[setting]]
+        return statistics.stdev(values) if len(values) > 1 else 0.0
+
+    def epochs_to(self, setting: str, level: float) -> float:
+        """Mean number of epochs until the validation perplexity first falls below a level."""
+        reached = []
+        for cell in self.by_setting[setting]:
+            below = [
+                epoch
+                for epoch, value in zip(
+                    cell["curves"]["epoch"], cell["curves"]["valid_ppl"], strict=True
+                )
+                if value is not None and value < level
+            ]
+            reached.append(below[0] if below else float("inf"))
+        return statistics.fmean(reached)
+
+    def median_repeat(self, setting: str, name: str, part: slice) -> float:
+        """Median of the repeated estimates over some of the epochs; infinite counts as such."""
+        values = [
+            float("inf") if v is None else v
+            for cell in self.by_setting[setting]
+            for r in cell["repeats"][part]
+            for v in r[name]
+        ]
+        return statistics.median(values)
+
+
+def check_findings(experiment: Experiment, cells: Cells) -> list[Finding]:
+    """Check every finding that the paper states for the experiment."""
+    results = Results(experiment, cells)
+    checks = CHECKS[experiment.name]
+    return [check(results) for check in checks]
+
+
+def _k5_does_not_learn(r: Results) -> Finding:
+    others = min(r.mean(s) for s in r.fixed if s != "K=5")
+    value = r.mean("K=5")
+    # Half the way from the best to perplexity 1.69, where nothing is copied.
+    holds = value > (others + 1.69) / 2
+    return Finding("K = 5 does not learn", holds, f"test PPL {value:.3f}, best fixed {others:.3f}")
+
+
+def _k30_is_slower(r: Results) -> Finding:
+    level = 1.2  # arbitrary: well below the plateau at 1.69, well above what is reached
+    slow, fast = r.epochs_to("K=30", level), r.epochs_to("K=10", level)
+    return Finding(
+        "K = 30 converges more slowly",
+        slow > fast,
+        f"validation PPL below {level} after {slow:.0f} epochs, K = 10 after {fast:.0f}",
+    )
+
+
+def _degrades_gradually(r: Results) -> Finding:
+    values = [r.mean(s) for s in r.fixed]
+    steps = [a - b for a, b in pairwise(values)]
+    listed = ", ".join(f"{s} {v:.3f}" for s, v in zip(r.fixed, values, strict=True))
+    # Falling with K up to 0.01, and no single step that holds most of the whole difference.
+    total = values[0] - values[-1]
+    holds = all(s > -0.01 for s in steps) and total > 0 and max(steps) < 0.8 * total
+    return Finding("quality degrades gradually as K falls", holds, f"test PPL {listed}")
+
+
+def _adaptive_as_good_as_the_best_fixed(r: Results) -> Finding:
+    best = min(r.fixed, key=r.mean)
+    parts, holds = [], True
+    for setting in r.adaptive:
+        spread = (r.deviation(setting) ** 2 + r.deviation(best) ** 2) ** 0.5
+        margin = max(2 * spread, 0.01)
+        good = r.mean(setting) <= r.mean(best) + margin
+        holds &= good
+        parts.append(f"{setting} {r.mean(setting):.3f}{'' if good else ' (worse)'}")
+    return Finding(
+        "adaptive settings are as good as or better than the best fixed K",
+        holds,
+        f"test PPL {', '.join(parts)}; {best} {r.mean(best):.3f}",
+    )
+
+
+def _k_rises_and_levels_off(r: Results) -> Finding:
+    parts, holds = [], True
+    for setting in r.adaptive:
+        curves = [[k for k in cell["curves"]["k"][1:] if k] for cell in r.by_setting[setting]]
+        length = min(len(c) for c in curves)
+        tenth = max(1, length // 10)
+        early = statistics.fmean(statistics.median(c[:tenth]) for c in curves)
+        late = statistics.fmean(statistics.median(c[-2 * tenth : -tenth]) for c in curves)
+        last = statistics.fmean(statistics.median(c[-tenth:]) for c in curves)
+        good = last > early and abs(last - late) <= 0.35 * last
+        holds &= good
+        parts.append(f"{setting} {early:.0f} -> {late:.0f} -> {last:.0f}")
+    return Finding(
+        "K starts small, rises while learning and levels off",
+        holds,
+        f"median K in the first, last but one and last tenth of training: {'; '.join(parts)}",
+    )
+
+
+def _fixed_bias_rises(r: Results) -> Finding:
+    parts, good = [], 0
+    for setting in r.fixed:
+        early = r.median_repeat(setting, "relative_bias", slice(0, 2))
+        late = r.median_repeat(setting, "relative_bias", slice(-4, None))
+        good += late > early
+        parts.append(f"{setting} {early:.2g} -> {late:.2g}")
+    return Finding(
+        "the estimated relative bias of fixed K rises",
+        good == len(r.fixed),
+        "; ".join(parts),
+    )
+
+
+def _adaptive_bias_is_controlled(r: Results) -> Finding:
+    parts, holds = [], True
+    for setting in r.adaptive:
+        delta = float(setting.split("=")[1])
+        value = r.median_repeat(setting, "relative_bias", slice(1, None))
+        good = value <= 1.5 * delta  # 'about at or below'
+        holds &= good
+        parts.append(f"{setting} {value:.2g}")
+    return Finding(
+        "the estimated relative bias of adaptive runs stays about at or below delta",
+        holds,
+        f"median over training: {'; '.join(parts)}",
+    )
+
+
+_SHARED: list[Callable[[Results], Finding]] = [
+    _adaptive_as_good_as_the_best_fixed,
+    _k_rises_and_levels_off,
+    _fixed_bias_rises,
+    _adaptive_bias_is_controlled,
+]
+CHECKS: dict[str, list[Callable[[Results], Finding]]] = {
+    "copy-fixed": [_k5_does_not_learn, _k30_is_slower, *_SHARED],
+    "copy-variable": [_degrades_gradually, *_SHARED],
+}

@@ -1,0 +1,156 @@
+"""The paper's figures from finished cells: adaptive settings solid and dark, fixed ones dashed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ..figures import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
+from .paper import Experiment
+
+Cells = list[dict[str, Any]]
+FIXED = [BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY]
+ADAPTIVE = [("black", "o"), ("0.35", "s"), ("0.6", "^")]
+
+
+def write_figures(experiment: Experiment, cells: Cells, folder: Path) -> list[Path]:
+    """Draw every figure of the experiment; return the files."""
+    figures = {
+        "test.png": _curves(experiment, cells, "test_ppl", "test PPL at the best validation PPL"),
+        "valid.png": _curves(experiment, cells, "valid_ppl", "validation PPL"),
+        "best.png": _curves(
+            experiment, cells, "valid_ppl", "best validation PPL so far", best=True
+        ),
+        "k.png": _repeats(experiment, cells, "k", "truncation length K (steps)"),
+        "bias.png": _repeats(experiment, cells, "relative_bias", "estimated relative bias"),
+        "decay.png": _decay(experiment, cells),
+    }
+    for name, figure in figures.items():
+        figure.savefig(folder / name, dpi=130)
+    return [folder / name for name in figures]
+
+
+def _axes(experiment: Experiment, y: str, x: str = "data passes (epochs, probes included)") -> Axes:
+    figure = Figure(figsize=(6.0, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(experiment.title)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.25, lw=0.5)
+    return axes
+
+
+def _style(experiment: Experiment, setting: str) -> dict[str, Any]:
+    fixed = [f"K={k}" for k in experiment.ks]
+    if setting in fixed:
+        i = fixed.index(setting)
+        return {"color": FIXED[i % len(FIXED)], "ls": "--", "lw": 1.3, "label": setting}
+    i = [f"delta={d:g}" for d in experiment.deltas].index(setting)
+    colour, marker = ADAPTIVE[i % len(ADAPTIVE)]
+    return {
+        "color": colour, "ls": "-", "lw": 1.6, "marker": marker, "ms": 3.5, "label": setting,
+    }  # fmt: skip
+
+
+def _by_setting(cells: Cells) -> dict[str, Cells]:
+    grouped: dict[str, Cells] = {}
+    for cell in cells:
+        grouped.setdefault(cell["setting"], []).append(cell)
+    return grouped
+
+
+def _curves(
+    experiment: Experiment, cells: Cells, metric: str, label: str, *, best: bool = False
+) -> Figure:
+    """Mean over initialisations against data passes."""
+    axes = _axes(experiment, label)
+    for setting, mine in _by_setting(cells).items():
+        length = min(len(cell["curves"][metric]) for cell in mine)
+        values = np.array([cell["curves"][metric][:length] for cell in mine], dtype=float)
+        if best:
+            values = np.minimum.accumulate(values, axis=1)
+        passes = np.array([cell["curves"]["data_passes"][:length] for cell in mine], dtype=float)
+        axes.plot(
+            passes.mean(0),
+            values.mean(0),
+            markevery=max(1, length // 12),
+            **_style(experiment, setting),
+        )
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:.3g}")
+    axes.yaxis.set_minor_formatter("{x:.3g}")
+    axes.tick_params(axis="y", which="both", labelsize="small")
+    axes.legend(fontsize="small", ncols=2)
+    return _figure(axes)
+
+
+def _repeats(experiment: Experiment, cells: Cells, name: str, label: str) -> Figure:
+    """Median and 95 % range of the repeated estimates; where there is no bound, none is drawn."""
+    axes = _axes(experiment, label, "epoch")
+    for setting, mine in _by_setting(cells).items():
+        style = _style(experiment, setting)
+        epochs = [r["epoch"] for r in mine[0]["repeats"]]
+        if name == "k" and setting.startswith("K="):
+            axes.axhline(int(setting[2:]), **{**style, "lw": 0.9})
+            continue
+        middle: list[float] = []
+        low: list[float] = []
+        high: list[float] = []
+        for epoch in epochs:
+            values = [
+                np.inf if v is None else v
+                for cell in mine
+                for r in cell["repeats"]
+                if r["epoch"] == epoch
+                for v in r[name]
+            ]
+            ordered = np.sort(values)
+            pick = [ordered[round(q * (len(ordered) - 1))] for q in (0.5, 0.025, 0.975)]
+            for target, value in zip((middle, low, high), pick, strict=True):
+                target.append(value if np.isfinite(value) else np.nan)
+        axes.plot(epochs, middle, **style)
+        axes.fill_between(epochs, low, high, color=style["color"], alpha=0.12, lw=0)
+    if name == "relative_bias":
+        axes.set_yscale("log")
+        for delta in experiment.deltas:
+            axes.axhline(delta, color="0.5", lw=0.7, ls=":")
+            axes.annotate(
+                f"{delta:g}", (1.0, delta), xycoords=("axes fraction", "data"), fontsize="x-small"
+            )
+    axes.legend(fontsize="small", ncols=2)
+    return _figure(axes)
+
+
+def _decay(experiment: Experiment, cells: Cells) -> Figure:
+    """The decay at the best parameters of the setting with the best validation number."""
+    best = min(cells, key=lambda cell: cell["valid_ppl"])
+    decay = best["decay"]
+    axes = _axes(experiment, r"gradient norm $\phi_k$", "lag k (steps)")
+    axes.set_title(f"{experiment.title}: {best['setting']}, initialisation {best['init']}")
+    lags = np.arange(len(decay["mean"]))
+
+    def positive(values: list[float | None]) -> np.ndarray:
+        numbers = np.array([np.nan if v is None else v for v in values], dtype=float)
+        return np.where(numbers > 0, numbers, np.nan)
+
+    for i, draw in enumerate(decay["draws"]):
+        axes.plot(lags, positive(draw), color="0.75", lw=0.7, label=None if i else "single losses")
+    axes.plot(lags, positive(decay["mean"]), color=BLUE, lw=2, label="mean")
+    span = np.arange(decay["tau"], decay["last"] + 1)
+    start = decay["mean"][decay["tau"]]
+    if decay["beta"] > 0 and start:
+        line = start * decay["beta"] ** (span - span[0])
+        axes.plot(span, line, "k--", lw=1.5, label=f"fit: beta = {decay['beta']:.4f}")
+    axes.set_yscale("log")
+    axes.legend(fontsize="small")
+    return _figure(axes)
+
+
+def _figure(axes: Axes) -> Figure:
+    figure = axes.get_figure()
+    assert isinstance(figure, Figure)
+    return figure

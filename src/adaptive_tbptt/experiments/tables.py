@@ -1,0 +1,99 @@
+"""The table of an experiment: ours with standard deviation, the paper's beside it."""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from pathlib import Path
+from typing import Any
+
+from .paper import Experiment
+
+Row = dict[str, Any]
+
+
+def rows(experiment: Experiment, cells: list[dict[str, Any]]) -> list[Row]:
+    """Return a row per setting that has finished cells, in the paper's order."""
+    settings = [f"K={k}" for k in experiment.ks] + [f"delta={d:g}" for d in experiment.deltas]
+    table = []
+    for setting in settings:
+        mine = [cell for cell in cells if cell["setting"] == setting]
+        if not mine:
+            continue
+        row: Row = {
+            "setting": setting,
+            "inits": len(mine),
+            "epochs": max(cell["epochs"] for cell in mine),
+        }
+        for metric in experiment.metrics:
+            values = [cell[metric] for cell in mine]
+            printed = experiment.printed.get(setting, {}).get(metric)
+            row[f"{metric}_mean"] = statistics.fmean(values)
+            row[f"{metric}_sd"] = statistics.stdev(values) if len(values) > 1 else None
+            row[f"{metric}_paper"], row[f"{metric}_paper_sd"] = printed or (None, None)
+        table.append(row)
+    return table
+
+
+def write_tables(
+    experiment: Experiment, cells: list[dict[str, Any]], folder: Path, command: str
+) -> None:
+    """Write `table.csv` and `table.md`."""
+    table = rows(experiment, cells)
+    if not table:
+        raise ValueError(f"no finished cells under {folder / 'cells'}")
+    with (folder / "table.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(table[0]))
+        writer.writeheader()
+        writer.writerows(
+            {k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()} for row in table
+        )
+    (folder / "table.md").write_text(_markdown(experiment, table, cells, command))
+
+
+def _markdown(
+    experiment: Experiment, table: list[Row], cells: list[dict[str, Any]], command: str
+) -> str:
+    heads = ["setting", "inits", "epochs"]
+    for label in experiment.metrics.values():
+        heads += [label, "paper"]
+    best = {m: min(row[f"{m}_mean"] for row in table) for m in experiment.metrics}
+    lines = [f"# {experiment.title}", "", _line(heads), _line(["---"] * len(heads))]
+    for row in table:
+        entries = [row["setting"], str(row["inits"]), str(row["epochs"])]
+        for metric in experiment.metrics:
+            mine = _number(row[f"{metric}_mean"], row[f"{metric}_sd"])
+            entries.append(f"**{mine}**" if row[f"{metric}_mean"] == best[metric] else mine)
+            entries.append(_number(row[f"{metric}_paper"], row[f"{metric}_paper_sd"]))
+        lines.append(_line(entries))
+    lines += [
+        "",
+        "Test numbers are those of the parameters with the best validation number; standard "
+        "deviations over initialisations are in parentheses; our best is in bold.",
+        "",
+        *(f"- {remark}" for remark in experiment.remarks),
+        "",
+        _origin(cells, command),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _origin(cells: list[dict[str, Any]], command: str) -> str:
+    def all_of(name: str) -> str:
+        return ", ".join(sorted({cell["origin"][name] for cell in cells}))
+
+    hours = sum(cell["seconds"] for cell in cells) / 3600
+    return (
+        f"Made on {all_of('machine')}, torch {all_of('torch')}, commit {all_of('commit')}, one "
+        f"thread a cell, {hours:.1f} hours of training in all, with\n\n    {command}"
+    )
+
+
+def _number(mean: float | None, deviation: float | None) -> str:
+    if mean is None:
+        return ""
+    return f"{mean:.3f}" + ("" if deviation is None else f" ({deviation:.3f})")
+
+
+def _line(entries: list[str]) -> str:
+    return "| " + " | ".join(entries) + " |"

@@ -1,0 +1,157 @@
+"""The command line as a person types it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from adaptive_tbptt.cli import app
+
+TINY = (
+    "--preset quick --m 2 --train-steps 120 --valid-steps 60 --batch 8 --hidden 8 --window 20 "
+    "--k-max 20 --k-init 4 --epochs 2"
+).split()
+
+
+def call(*args, code=0):
+    done = CliRunner().invoke(app, list(args), env={"COLUMNS": "200", "NO_COLOR": "1"})
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def train(*args, code=0):
+    return call("train", "copy", *TINY, *args, code=code)
+
+
+def test_a_run_leaves_config_metrics_checkpoints_figures_and_a_summary(tmp_path):
+    out = tmp_path / "run"
+    text = train("--delta", "0.5", "--out", str(out))
+    assert "best validation perplexity" in text
+    assert "delta" in text
+    for name in ("config.toml", "metrics.jsonl", "summary.md", "run.png", "decay.png"):
+        assert (out / name).stat().st_size > 100, name
+    assert {p.name for p in (out / "checkpoints").iterdir()} == {
+        "last.safetensors",
+        "best.safetensors",
+    }
+    assert "delta = 0.5" in (out / "config.toml").read_text()
+    assert "test perplexity" in (out / "summary.md").read_text()
+    assert "already holds a run" in train("--delta", "0.5", "--out", str(out), code=1)
+    again = train("--delta", "0.5", "--out", str(out), "--resume", "--epochs", "3")
+    assert "after epoch" in again
+    differs = train("--delta", "0.4", "--out", str(out), "--resume", code=1)
+    assert "delta: 0.5 there, 0.4 here" in differs
+
+
+def test_a_fixed_run_and_its_diagnosis(tmp_path):
+    out = tmp_path / "run"
+    train("--k", "3", "--out", str(out))
+    figure = tmp_path / "figure.png"
+    text = call("diagnose", str(out), "--window", "20", "--samples", "16", "--burn-in", "2",
+                "--delta", "0.3", "--out", str(figure))  # fmt: skip
+    assert "0.3" in text
+    assert figure.exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--delta", "1.5"], "delta must be in (0, 1), got 1.5"),
+        (["--delta", "0.1", "--k", "10"], "exactly one of --delta"),
+        ([], "exactly one of --delta"),
+        (["--k", "3", "--m", "0"], "m must be at least 1 symbol, got 0"),
+        (["--k", "3", "--preset", "papr"], "did you mean paper?"),
+        (["--k", "3", "--data", "nowhere.npz"], "nowhere.npz"),
+        (["--k", "3", "--cell", "lsm"], "one of lstm, gru, rnn"),
+    ],
+)
+def test_wrong_use_is_a_sentence_and_exit_code_2(args, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = train(*args, code=2)
+    assert says in text
+    assert "Traceback" not in text
+
+
+def test_an_unwritable_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    text = train("--k", "3", "--out", str(tmp_path / "file" / "run"), code=1)
+    assert "cannot write to" in text
+    assert "Traceback" not in text
+
+
+def test_debug_gives_the_traceback():
+    done = CliRunner().invoke(app, ["--debug", "train", "copy", "--delta", "1.5"])
+    assert isinstance(done.exception, ValueError)
+
+
+def test_unknown_options_and_names():
+    assert "No such option" in call("train", "copy", "--nonsense", code=2)
+    assert "did you mean copy-fixed" in call("reproduce", "copyfixed", code=2)
+    assert "unknown task" in call("find-lr", "cop", code=2)
+    assert "neither a run folder" in call("diagnose", "nowhere", code=2)
+
+
+def test_help_shows_examples_and_every_hyperparameter():
+    assert "atbptt reproduce copy-fixed" in call("--help")
+    text = call("train", "copy", "--help")
+    for word in ("--m-min", "--weight-decay", "--gauge", "--estimates-per-epoch", "Example"):
+        assert word in text
+
+
+def test_shell_completion_works():
+    env = os.environ | {
+        "_ATBPTT_COMPLETE": "complete_bash",
+        "COMP_WORDS": "atbptt re",
+        "COMP_CWORD": "1",
+    }
+    command = [os.path.join(os.path.dirname(sys.executable), "atbptt")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert "reproduce" in done.stdout
+
+
+def test_a_model_of_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "import torch, adaptive_tbptt as at\n"
+        "def make():\n"
+        "    x = torch.randn(200, 8, 3)\n"
+        "    return torch.nn.GRU(3, 4), torch.nn.functional.mse_loss, (x, torch.zeros(200, 8, 4))\n"
+        "def wrong():\n    return 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert "beta" in call("diagnose", "mine:make", "--window", "30", "--samples", "16")
+    assert (tmp_path / "decay.png").exists()
+    assert "must return (model, loss_fn, stream)" in call("diagnose", "mine:wrong", code=2)
+    assert "has no other" in call("diagnose", "mine:other", code=2)
+    assert "No module named" in call("diagnose", "nothere:make", code=2)
+
+
+def test_find_lr_prints_its_table():
+    text = call("find-lr", "copy", "--preset", "quick", "--updates", "10", "--lowest", "-2",
+                "--highest", "-1", "--k", "4")  # fmt: skip
+    assert "first loss" in text
+    assert "largest rate that does not diverge at K=4: 0.1" in text
+
+
+def test_tables_only_without_cells_is_a_sentence(tmp_path):
+    text = call("reproduce", "copy-fixed", "--tables-only", "--out", str(tmp_path), code=2)
+    assert "no finished cells" in text
+
+
+def test_ctrl_c_writes_a_checkpoint_and_exits_with_130(tmp_path):
+    command = [sys.executable, "-m", "adaptive_tbptt", "train", "copy", *TINY, "--k", "2",
+               "--epochs", "100000", "--out", str(tmp_path / "run")]  # fmt: skip
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    path = tmp_path / "run" / "metrics.jsonl"
+    for _ in range(600):
+        if path.exists() and path.stat().st_size:
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "--resume goes on" in errors
+    assert (tmp_path / "run" / "checkpoints" / "last.safetensors").exists()
