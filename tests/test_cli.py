@@ -11,10 +11,28 @@ from typer.testing import CliRunner
 
 from adaptive_tbptt.cli import app
 
-TINY = (
-    "--preset quick --m 2 --train-steps 120 --valid-steps 60 --batch 8 --hidden 8 --window 20 "
-    "--k-max 20 --k-init 4 --epochs 2"
-).split()
+TINY = [
+    "--preset",
+    "quick",
+    "--m",
+    "2",
+    "--train-steps",
+    "120",
+    "--valid-steps",
+    "60",
+    "--batch",
+    "8",
+    "--hidden",
+    "8",
+    "--window",
+    "20",
+    "--k-max",
+    "20",
+    "--k-init",
+    "4",
+    "--epochs",
+    "2",
+]
 
 
 def call(*args, code=0):

@@ -161,7 +161,7 @@ def test_repeats_are_the_estimates_of_the_current_parameters(tmp_path):
 
 
 def test_jobs_do_not_change_the_numbers_and_finished_cells_are_skipped(tmp_path):
-    cells = grid(TINY.changed(epochs=1), [2, 3], [0.5], 1)
+    cells = grid(TINY.changed(epochs=1), [{"k": 2}, {"k": 3}, {"delta": 0.5}], 1)
     said = []
     for jobs in (1, 2):
         folder = tmp_path / str(jobs)
@@ -295,6 +295,24 @@ def test_variable_copy_degrades_gradually():
     gradual = table_cells(**{"K=5": 1.46, "K=10": 1.4, "K=15": 1.38, "K=20": 1.36, "K=30": 1.33})
     assert check_findings(e, gradual)[0].holds
     assert not check_findings(e, table_cells())[0].holds
+
+
+def test_findings_need_a_whole_table():
+    with pytest.raises(ValueError, match=r"not finished: delta=0\.1"):
+        check_findings(experiment("copy-fixed"), table_cells()[:-2])
+
+
+def test_other_optimisers_are_settings_with_names(tmp_path):
+    e = experiment("copy-optimisers")
+    cells = e.cells("paper", 1)
+    assert [c.name for c in cells] == [f"{n}_init-0" for n in e.variants]
+    assert {c.config.k for c in cells} == {10}
+    assert [c.config.optimizer for c in cells] == ["sgd", "sgd", "sgd", "adadelta"]
+    same = [{**fake(n, 0, 1.04 + 0.001 * i), "repeats": []} for i, n in enumerate(e.variants)]
+    assert check_findings(e, same)[0].holds
+    assert not check_findings(e, [*same[:3], fake("Adadelta", 0, 1.2)])[0].holds
+    assert "k.png" not in {f.name for f in write_figures(e, same, tmp_path)}
+    write_tables(e, same, tmp_path, "command")
 
 
 def test_unknown_names_suggest_the_nearest():

@@ -159,7 +159,7 @@ for _task in TASKS:
 @app.command(epilog="Example: `atbptt reproduce copy-fixed --preset quick --jobs 2`")
 @sentences
 def reproduce(
-    name: Annotated[str, typer.Argument(help="Which table: copy-fixed, copy-variable.")],
+    name: Annotated[str, typer.Argument(help="copy-fixed, copy-variable or copy-optimisers.")],
     preset: Annotated[str, typer.Option(help="paper (its budget) or quick (minutes).")] = "paper",
     inits: Annotated[int | None, typer.Option(help="Initialisations per setting.")] = None,
     jobs: Annotated[int, typer.Option(help="Cells side by side, one thread each.")] = 1,
@@ -187,7 +187,7 @@ def reproduce(
         stamp = lambda text: _out.print(text, highlight=False, markup=False)  # noqa: E731
         failed = run_cells(cells, folder, work or Path("runs") / folder.name, jobs=jobs, say=stamp)
     finished = read_cells(folder)
-    command = f"atbptt reproduce {name} --preset {preset} --inits {len(cells) // 8}"
+    command = f"atbptt reproduce {name} --preset {preset} --inits {len({c.init for c in cells})}"
     command += " --data FOLDER" if data is not None else ""
     write_tables(chosen, finished, folder, command)
     write_figures(chosen, finished, folder)

@@ -27,13 +27,12 @@ class Cell:
     @property
     def name(self) -> str:
         """File name of its results."""
-        return f"{self.config.setting.replace('=', '-')}_init-{self.init}"
+        setting = self.config.setting.replace("=", "-").replace(" ", "-")
+        return f"{setting}_init-{self.init}"
 
 
-def grid(base: TrainConfig, ks: list[int], deltas: list[float], inits: int) -> list[Cell]:
+def grid(base: TrainConfig, settings: list[dict[str, Any]], inits: int) -> list[Cell]:
     """Return every setting with every initialisation; initialisations come in rounds."""
-    settings: list[dict[str, Any]] = [{"k": k} for k in ks]
-    settings += [{"delta": delta} for delta in deltas]
     return [
         Cell(base.changed(seed=init, **setting), init)
         for init in range(inits)

@@ -28,6 +28,7 @@ class TrainConfig:
 
     delta: float | None = option(None, "tolerated relative bias of the gradient, in (0, 1)")
     k: int | None = option(None, "fixed truncation length, instead of --delta")
+    name: str | None = option(None, "what tables call the run; K=... or delta=... by default")
     epochs: int = option(210, "passes over the training data")
     seed: int = option(0, "of the initial parameters and of the probes")
     lr: float = option(1.0, "learning rate, before it is scaled with K")
@@ -92,6 +93,8 @@ class TrainConfig:
     @property
     def setting(self) -> str:
         """The row of a table this run belongs to, such as K=10 or delta=0.1."""
+        if self.name is not None:
+            return self.name
         return f"K={self.k}" if self.k is not None else f"delta={self.delta:g}"
 
     def changed(self, **values: Any) -> Self:

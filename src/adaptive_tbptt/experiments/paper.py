@@ -35,6 +35,7 @@ class Experiment:
         presets: configuration and number of initialisations of each budget.
         ks: fixed truncation lengths.
         deltas: tolerances.
+        variants: further settings by name, where it is not K or delta that differs.
         metrics: columns of the table.
         printed: the paper's numbers.
         data_file: name of the file to look for in `--data`.
@@ -44,12 +45,20 @@ class Experiment:
     name: str
     title: str
     presets: dict[str, tuple[Any, int]]
-    ks: tuple[int, ...]
-    deltas: tuple[float, ...]
     metrics: dict[str, str]
-    printed: Printed
     data_file: str
-    remarks: tuple[str, ...] = field(default=())
+    ks: tuple[int, ...] = ()
+    deltas: tuple[float, ...] = ()
+    variants: dict[str, dict[str, Any]] = field(default_factory=dict)
+    printed: Printed = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """What each row of the table changes in the configuration, in the paper's order."""
+        rows: dict[str, dict[str, Any]] = {f"K={k}": {"k": k} for k in self.ks}
+        rows |= {f"delta={d:g}": {"delta": d} for d in self.deltas}
+        return rows | {name: {"name": name, **v} for name, v in self.variants.items()}
 
     def cells(
         self, preset: str, inits: int | None = None, data: Path | None = None, **changes: Any
@@ -63,7 +72,7 @@ class Experiment:
             if not path.exists():
                 raise ValueError(f"{path} does not exist; {self.name} looks for {self.data_file}")
             changes["data"] = str(path)
-        return grid(base.changed(**changes), list(self.ks), list(self.deltas), inits or rounds)
+        return grid(base.changed(**changes), list(self.settings.values()), inits or rounds)
 
 
 _PPL = {"valid_ppl": "valid PPL", "test_ppl": "test PPL"}
@@ -125,6 +134,23 @@ EXPERIMENTS: dict[str, Experiment] = {
                 delta=0.1 1.31 0.01 1.29 0.01
             """),
             data_file="variable.npz",
+            remarks=_STITCHED,
+        ),
+        Experiment(
+            name="copy-optimisers",
+            title="Synthetic copy, fixed m = 10, K = 10, other optimisers",
+            presets={
+                "paper": (copy_task.PRESETS["paper"].changed(k=10, epochs=100), 1),
+                "quick": (_QUICK.changed(k=10, epochs=10), 1),
+            },
+            metrics=_PPL,
+            data_file="fixed.npz",
+            variants={
+                "SGD": {},
+                "momentum": {"momentum": 0.9, "lr": 0.1},
+                "decay": {"lr_decay": 0.99},
+                "Adadelta": {"optimizer": "adadelta", "step_scale": "none"},
+            },
             remarks=_STITCHED,
         ),
     )

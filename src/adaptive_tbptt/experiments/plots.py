@@ -19,16 +19,19 @@ ADAPTIVE = [("black", "o"), ("0.35", "s"), ("0.6", "^")]
 
 def write_figures(experiment: Experiment, cells: Cells, folder: Path) -> list[Path]:
     """Draw every figure of the experiment; return the files."""
-    figures = {
+    figures: dict[str, Figure] = {
         "test.png": _curves(experiment, cells, "test_ppl", "test PPL at the best validation PPL"),
         "valid.png": _curves(experiment, cells, "valid_ppl", "validation PPL"),
         "best.png": _curves(
             experiment, cells, "valid_ppl", "best validation PPL so far", best=True
         ),
-        "k.png": _repeats(experiment, cells, "k", "truncation length K (steps)"),
-        "bias.png": _repeats(experiment, cells, "relative_bias", "estimated relative bias"),
         "decay.png": _decay(experiment, cells),
     }
+    if all(cell["repeats"] for cell in cells):
+        figures["k.png"] = _repeats(experiment, cells, "k", "truncation length K (steps)")
+        figures["bias.png"] = _repeats(
+            experiment, cells, "relative_bias", "estimated relative bias at K"
+        )
     for name, figure in figures.items():
         figure.savefig(folder / name, dpi=130)
     return [folder / name for name in figures]
@@ -45,12 +48,11 @@ def _axes(experiment: Experiment, y: str, x: str = "data passes (epochs, probes 
 
 
 def _style(experiment: Experiment, setting: str) -> dict[str, Any]:
-    fixed = [f"K={k}" for k in experiment.ks]
-    if setting in fixed:
-        i = fixed.index(setting)
+    adaptive = [f"delta={d:g}" for d in experiment.deltas]
+    if setting not in adaptive:
+        i = list(experiment.settings).index(setting)
         return {"color": FIXED[i % len(FIXED)], "ls": "--", "lw": 1.3, "label": setting}
-    i = [f"delta={d:g}" for d in experiment.deltas].index(setting)
-    colour, marker = ADAPTIVE[i % len(ADAPTIVE)]
+    colour, marker = ADAPTIVE[adaptive.index(setting) % len(ADAPTIVE)]
     return {
         "color": colour, "ls": "-", "lw": 1.6, "marker": marker, "ms": 3.5, "label": setting,
     }  # fmt: skip

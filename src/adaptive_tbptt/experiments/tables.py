@@ -14,9 +14,8 @@ Row = dict[str, Any]
 
 def rows(experiment: Experiment, cells: list[dict[str, Any]]) -> list[Row]:
     """Return a row per setting that has finished cells, in the paper's order."""
-    settings = [f"K={k}" for k in experiment.ks] + [f"delta={d:g}" for d in experiment.deltas]
     table = []
-    for setting in settings:
+    for setting in experiment.settings:
         mine = [cell for cell in cells if cell["setting"] == setting]
         if not mine:
             continue
