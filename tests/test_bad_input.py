@@ -59,6 +59,16 @@ def test_a_kernel_that_drops_the_state():
         at.probe(Wrapped(change_in=torch.zeros_like), F.mse_loss, X, Y)
 
 
+def test_a_kernel_that_drops_the_state_is_not_excused_by_resets_elsewhere():
+    resets = torch.zeros(12, 3, dtype=torch.bool)
+    resets[4] = True  # every row, but not at the step of the loss
+    resets[-1, 0] = True  # and one row there
+    dead = Wrapped(change_in=torch.Tensor.detach)
+    with pytest.raises(ValueError, match="no gradient reaches the state"):
+        at.probe(dead, F.mse_loss, X, Y, resets=resets)
+    assert at.probe(Wrapped(), F.mse_loss, X, Y, resets=resets).window == 12
+
+
 def test_a_loss_that_does_not_depend_on_the_model():
     constant = Wrapped().requires_grad_(False)
     with pytest.raises(ValueError, match="no gradient reaches the state"):
@@ -93,6 +103,42 @@ def test_a_gradient_that_is_not_finite_names_the_lag():
     # 1e20, 1e40 = inf in float32: lag 2.
     with pytest.raises(ValueError, match="at lag 2"):
         at.probe(Explodes(), lambda o, t: o.mean(), X, Y)
+
+
+def test_a_gradient_that_is_not_finite_at_the_readout_is_lag_0():
+    # sqrt at 0: the loss is 0, its slope infinite.
+    with pytest.raises(ValueError, match="at lag 0"):
+        at.probe(nn.LSTM(2, 4), lambda o, t: (0 * o).sqrt().mean(), X, Y)
+
+
+def test_inference_mode():
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="inference mode"):
+        at.probe(nn.LSTM(2, 4), F.mse_loss, X, Y)
+
+
+def test_data_that_are_no_tensors():
+    with pytest.raises(TypeError, match=r"inputs must be a tensor.*ndarray"):
+        at.probe(nn.LSTM(2, 4), F.mse_loss, X.numpy(), Y)
+    with pytest.raises(TypeError, match=r"targets must be a tensor.*ndarray"):
+        at.SequenceStream(X, Y.numpy())
+
+
+def test_resets_that_are_no_booleans():
+    with pytest.raises(TypeError, match="boolean"):
+        at.probe(nn.LSTM(2, 4), F.mse_loss, X, Y, resets=torch.zeros(12, 3))
+
+
+def test_features_that_are_not_one_tensor():
+    class Twice(Wrapped):
+        def core(self, x, state):
+            out, state = self.rnn(x, state)
+            return (out, out), state
+
+        def head(self, features):
+            return features[0]
+
+    with pytest.raises(TypeError, match="features as one tensor, got tuple"):
+        at.probe(Twice(), F.mse_loss, X, Y)
 
 
 def test_a_loss_that_is_not_finite():
@@ -131,6 +177,8 @@ def test_a_state_of_another_batch_size():
         at.probe(nn.RNN(2, 4), F.mse_loss, X, Y, state=torch.zeros(1, 5, 4))
     with pytest.raises(ValueError, match="1 tensors, the model carries 2"):
         at.probe(nn.LSTM(2, 4), F.mse_loss, X, Y, state=torch.zeros(1, 3, 4))
+    with pytest.raises(ValueError, match=r"has shape \(3,\); its rows should be dimension 1"):
+        at.probe(nn.RNN(2, 4), F.mse_loss, X, Y, state=torch.zeros(3))
 
 
 def test_targets_shorter_than_inputs():

@@ -91,3 +91,13 @@ def test_both_cases_of_the_bound_agree_at_tau_minus_one():
     bias = at.bias_bound(phi, fit)
     assert bias.absolute[19] == pytest.approx(phi[20] / (1 - fit.beta), rel=1e-12)
     assert bias.absolute[20] == pytest.approx(bias.absolute[19] * fit.beta, rel=1e-12)
+
+
+def test_given_norms_count_at_every_k_and_the_bound_decays_on_beyond_the_window():
+    k = np.arange(21.0)
+    phi = 0.5**k  # E(k) = 0.5^(k+1) / (1 - 0.5) = 0.5^k
+    norms = np.where(k == 8, 3.0, 0.1)
+    bias = at.bias_bound(phi, at.fit_decay(phi), norms)
+    best = 3.0 - 0.5**8
+    np.testing.assert_allclose(bias.relative, 0.5**k / best, rtol=1e-10)
+    assert bias.relative_at(30) == pytest.approx(0.5**30 / best, rel=1e-10)

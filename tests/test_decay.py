@@ -111,3 +111,78 @@ def test_a_geometric_curve_gives_its_own_rate(beta, scale):
 def test_the_rate_does_not_depend_on_the_scale(scale):
     curve = noisy().mean(axis=1)
     assert at.fit_decay(scale * curve).log_beta == pytest.approx(at.fit_decay(curve).log_beta)
+
+
+def test_a_fraction_of_the_window_is_rounded_down_but_not_by_rounding_errors():
+    curve = 0.8 ** np.arange(103.0)
+    assert at.fit_decay(curve, tau=0.9).tau == 91  # 0.9 * 102 = 91.8
+    assert at.fit_decay(curve[:101], tau=0.29).tau == 29  # 0.29 * 100 is 28.999... in float64
+
+
+def test_a_tau_close_to_the_end_of_a_short_curve_leaves_two_lags():
+    for tau in (0.999, 1.0 - 1e-12):
+        fit = at.fit_decay(0.8 ** np.arange(11.0), tau=tau)
+        assert (fit.tau, fit.last, fit.lags) == (9, 10, 2)
+        assert fit.beta == pytest.approx(0.8, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("tau", "first"), [(50, 50), (101, 101), (102, 26), (300, 76), (0.75, 76), (0.999, 101)]
+)
+def test_a_tau_that_underflow_left_in_place_is_kept_and_any_other_slides(tau, first):
+    # float32 resolves down to 2^-126 * 2^23: lag 102 is the last above it.
+    fit = at.fit_decay((0.5 ** np.arange(401.0)).astype(np.float32), tau=tau)
+    assert (fit.tau, fit.last, fit.tail) == (first, 102, "underflow")
+    assert fit.beta == pytest.approx(0.5, rel=1e-9)
+
+
+@pytest.mark.parametrize("floor", [1e-30, None])
+@pytest.mark.parametrize(("factor", "tail"), [(0.5e6, "underflow"), (2e6, "zero")])
+def test_zeros_are_true_where_the_last_norm_is_a_million_times_the_floor(floor, factor, tail):
+    smallest = factor * (2.0**-103 if floor is None else floor)
+    curve = np.concatenate([smallest ** (np.arange(51) / 50), np.zeros(50)])
+    assert at.fit_decay(curve, floor=floor).tail == tail
+
+
+def test_zeros_in_between_are_left_out_and_tau_moves_past_them():
+    curve = 0.9 ** np.arange(101.0)
+    curve[[90, 91, 95]] = 0.0
+    fit = at.fit_decay(curve)
+    assert (fit.tau, fit.last, fit.lags, fit.tail) == (92, 100, 8, "measured")
+    assert fit.beta == pytest.approx(0.9, rel=1e-12)
+
+
+@pytest.mark.parametrize(("zeros", "first"), [(1, 89), (5, 85)])
+def test_a_few_zeros_at_the_end_are_no_true_zeros(zeros, first):
+    curve = 0.9 ** np.arange(101.0)
+    curve[-zeros:] = 0.0
+    fit = at.fit_decay(curve)
+    assert (fit.tau, fit.last, fit.tail) == (first, 100 - zeros, "measured")
+    assert fit.beta == pytest.approx(0.9, rel=1e-12)
+
+
+def test_a_given_floor_is_not_guessed():
+    curve = 10.0 ** (-0.4 * np.arange(101))  # 1e-40 looks like a denormal of float32
+    assert at.fit_decay(curve).tail == "underflow"
+    fit = at.fit_decay(curve, floor=2.0**-1022 * 2**52)
+    assert (fit.tau, fit.last, fit.tail) == (90, 100, "measured")
+    assert at.fit_decay(curve, floor=1e-20).last == 49
+
+
+def test_a_floor_is_looked_for_in_the_samples_not_in_their_mean():
+    # The mean of 20 samples, one of them float32's smallest number, is no number of float32.
+    phi = noisy(201, 20, beta=0.5).astype(np.float32)
+    assert phi.min() == 0.0
+    fit = at.fit_decay(phi)
+    assert fit == at.fit_decay(phi, floor=2.0**-126 * 2**23)
+    assert fit.last < 110
+
+
+def test_huge_growth_does_not_overflow():
+    curve = [1e-300, 1e300]
+    fit = at.fit_decay(curve, tau=0)
+    assert fit.log_beta == pytest.approx(600 * np.log(10))
+    assert np.isfinite(fit.beta)
+    assert not fit.decays
+    with np.errstate(all="raise"):
+        assert np.isinf(at.bias_bound(curve, fit).relative).all()

@@ -24,6 +24,73 @@ def test_the_report_is_its_stages_put_together():
     bias = at.bias_bound(found.profile.mean, fit, found.profile.cumulative_norms)
     for decision in found.decisions:
         assert decision == at.choose_truncation(bias, delta=decision.delta, k_max=80)
+    spread = at.bootstrap(
+        found.profile.state_norms,
+        fit,
+        deltas=(0.9, 0.5, 0.1),
+        k_max=80,
+        gradient_norms=found.profile.cumulative_norms,
+    )
+    assert (found.uncertainty.beta, found.uncertainty.k) == (spread.beta, spread.k)
+    np.testing.assert_array_equal(found.uncertainty.relative, spread.relative)
+
+
+def test_every_part_of_the_state_has_a_rate_by_the_gauges_method():
+    found = report(gauge=at.PaperGauge(tau=0.5, method="max"))
+    assert found.component_beta == {
+        name: at.fit_decay(norms.mean(axis=1), 0.5, "max").beta
+        for name, norms in found.profile.component_norms.items()
+    }
+    assert list(found.component_beta) == ["h[0]", "h[1]", "c[0]", "c[1]"]
+    slowest = max(found.component_beta.items(), key=lambda item: item[1])
+    assert f"slowest part of the state: {slowest[0]}, beta={slowest[1]:.4g}" in found.notes
+
+
+def test_the_mode_is_the_models_own_unless_asked():
+    assert report().profile.train
+    assert not report(train=False).profile.train
+
+
+def test_whole_batches_are_sampled_until_there_are_enough():
+    data = torch.randn(100, 8, 3), torch.randn(100, 8, 6)
+    found = at.diagnose(nn.RNN(3, 6), F.mse_loss, data, window=20, samples=20)
+    assert found.profile.samples == 24
+
+
+def test_every_batch_has_a_dropout_of_its_own_that_the_seed_fixes():
+    class Dropped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.drop = nn.RNN(3, 6), nn.Dropout(0.5)
+
+        def forward(self, x, state):
+            return self.rnn(self.drop(x), state)
+
+    model, data = Dropped(), (torch.ones(100, 2, 3), torch.ones(100, 2, 6))
+
+    def norms(seed):
+        torch.rand(1)  # where the caller's random state is does not matter
+        found = at.diagnose(model, F.mse_loss, data, window=20, samples=6, seed=seed)
+        return found.profile.state_norms
+
+    one = norms(3)
+    # The data are constant: only the masks tell the batches apart.
+    assert len({column.tobytes() for column in one.T}) == 6
+    np.testing.assert_array_equal(norms(3), one)
+    assert (norms(4) != one)[1:].all()
+
+
+def test_one_row_whose_targets_are_half_ignored():
+    class Flat(nn.CrossEntropyLoss):
+        def forward(self, outputs, targets):
+            return super().forward(outputs.flatten(0, 1), targets.flatten())
+
+    targets = torch.randint(6, (300, 1))
+    targets[torch.rand(300, 1) < 0.5] = -100
+    data = torch.randn(300, 1, 3), targets
+    found = at.diagnose(nn.RNN(3, 6), Flat(), data, window=20, samples=32)
+    assert found.profile.samples == 32
+    assert (found.profile.state_norms[1] > 0).all()
 
 
 def test_it_prints_a_table_with_every_delta_and_a_verdict():
@@ -98,6 +165,12 @@ def test_the_figure_shows_draws_mean_fit_and_every_k(tmp_path):
     assert sum(label.startswith("delta = ") for label in labels) == 3
     mean = axes.lines[labels.index("mean")]
     np.testing.assert_allclose(mean.get_ydata(), found.profile.mean)
+    fit = found.fit
+    drawn = next(line for line in axes.lines if line.get_label().startswith("fit: "))
+    lags = np.arange(fit.tau, fit.last + 1)
+    np.testing.assert_array_equal(drawn.get_xdata(), lags)
+    expected = found.profile.mean[fit.tau] * fit.beta ** (lags - fit.tau)
+    np.testing.assert_allclose(drawn.get_ydata(), expected, rtol=1e-9)
 
 
 def test_deltas_are_checked_before_anything_is_measured():

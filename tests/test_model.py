@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -62,3 +63,70 @@ def test_cells_run_over_time_like_layers():
     theirs, (h_layer, _) = layer(X)
     torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(h, h_layer[0])
+
+
+@pytest.mark.parametrize("make", [nn.RNNCell, nn.LSTMCell])
+def test_a_cell_reads_and_returns_batch_first_where_asked(make):
+    cell = make(2, 4)
+    y = torch.randn(5, 3, 4)
+    plain, swapped = at.Recurrent(cell), at.Recurrent(cell, batch_first=True)
+    torch.testing.assert_close(swapped.core(X, None)[0], plain.core(X, None)[0].transpose(0, 1))
+    ours = at.probe(plain, nn.functional.mse_loss, X, y)
+    theirs = at.probe(swapped, nn.functional.mse_loss, X.transpose(0, 1), y.transpose(0, 1))
+    np.testing.assert_allclose(theirs.state_norms, ours.state_norms, rtol=1e-5)
+
+
+def test_a_wrapped_model_may_change_its_number_format():
+    model, y = nn.LSTM(2, 4), torch.zeros(5, 3, 4)
+    recurrent = at.Recurrent(model)
+    at.probe(recurrent, nn.functional.mse_loss, X, y)
+    model.double()
+    again = at.probe(recurrent, nn.functional.mse_loss, X.double(), y.double())
+    fresh = at.probe(model, nn.functional.mse_loss, X.double(), y.double())
+    np.testing.assert_array_equal(again.state_norms, fresh.state_norms)
+    assert again.floor == fresh.floor
+
+
+def test_a_batch_dimension_that_the_state_does_not_have():
+    with pytest.raises(ValueError, match=r"state_batch_dim=3 does not exist.*\(1, 1, 4\)"):
+        at.as_recurrent(nn.RNN(2, 4), state_batch_dim=3).dims(X)
+
+
+class Leaky(nn.Module):
+    """h_t = h_{t-1} / 2 + x_t, with what a test changes about inputs and state."""
+
+    def __init__(self, change=lambda x: x, extra=None):
+        super().__init__()
+        self.change, self.extra = change, extra
+
+    def forward(self, x, state):
+        h, extra = (x.new_zeros(x.shape[1], 2), self.extra) if state is None else state
+        for xt in self.change(x):
+            h = 0.5 * h + xt
+            extra = None if extra is None else extra + 1
+        return h, (h, extra)
+
+
+def test_a_state_without_a_batch_dimension_is_refused():
+    class Shared(Leaky):
+        def forward(self, x, state):
+            h = x.new_zeros(2) if state is None else state
+            return h, 0.5 * h + x.mean((0, 1))
+
+    with pytest.raises(ValueError, match="no part of the state has a batch dimension"):
+        at.as_recurrent(Shared()).dims(X)
+
+
+def test_a_counter_that_is_no_tensor_cannot_be_set_to_zero():
+    # Zeroing its tensors leaves the counter where one step brought it: that is not the start.
+    with pytest.raises(ValueError, match="initial_state"):
+        at.as_recurrent(Leaky(extra=0)).initial_state(X)
+    model = Leaky(extra=0)
+    model.initial_state = lambda rows: (torch.zeros(rows, 2), 0)
+    assert at.as_recurrent(model).initial_state(X)[1] == 0
+    assert at.as_recurrent(Leaky()).initial_state(X)[0].shape == (3, 2)
+
+
+def test_rows_mixed_in_a_way_that_equal_rows_would_not_show():
+    with pytest.raises(ValueError, match="rows are not independent"):
+        at.as_recurrent(Leaky(lambda x: x - x.mean(dim=1, keepdim=True))).dims(X)

@@ -212,6 +212,28 @@ def test_a_reset_cuts_the_gradient_of_exactly_its_row():
     np.testing.assert_allclose(cut.state_norms[:, [0, 2]], whole.state_norms[:, [0, 2]], rtol=1e-10)
 
 
+def test_resets_are_counted_from_the_start_of_the_burn_in():
+    model, (x, y) = nn.LSTM(INPUTS, 4), data(4)
+    resets = torch.zeros(STEPS, ROWS, dtype=torch.bool)
+    resets[1, 0] = resets[5, 1] = True  # inside the burn-in, and inside the window
+    cut = at.probe(model, F.mse_loss, x, y, burn_in=3, resets=resets)
+    warmed = at.probe(model, F.mse_loss, x[1:, :1], y[1:, :1], burn_in=2)
+    alone = at.probe(model, F.mse_loss, x[5:, 1:2], y[5:, 1:2])
+    whole = at.probe(model, F.mse_loss, x, y, burn_in=3)
+    np.testing.assert_allclose(cut.state_norms[:, 0], warmed.state_norms[:, 0], rtol=1e-10)
+    np.testing.assert_allclose(cut.state_norms[:2, 1], alone.state_norms[:2, 0], rtol=1e-10)
+    assert (cut.state_norms[2:, 1] == 0.0).all()
+    np.testing.assert_allclose(cut.state_norms[:, 2], whole.state_norms[:, 2], rtol=1e-10)
+
+
+def test_rows_that_all_start_at_the_last_step_have_zeros_and_no_error():
+    resets = torch.zeros(STEPS, ROWS, dtype=torch.bool)
+    resets[-1] = True
+    profile = at.probe(nn.LSTM(INPUTS, 4), F.mse_loss, *data(4), resets=resets)
+    assert (profile.state_norms[0] > 0.0).all()
+    assert (profile.state_norms[1:] == 0.0).all()
+
+
 def test_joining_profiles_equals_probing_all_rows():
     model, (x, y) = nn.LSTM(INPUTS, 4), data(4)
     parts = [at.probe(model, F.mse_loss, x[:, i], y[:, i]) for i in (slice(0, 1), slice(1, 3))]
@@ -263,6 +285,8 @@ def test_the_mode_is_the_models_own_unless_asked():
     model.eval()
     assert not at.probe(model, F.mse_loss, x, y).train
     assert at.probe(model, F.mse_loss, x, y, train=True).train
+    assert at.probe(Busy(), F.mse_loss, x, y).train
+    assert not at.probe(Busy(), F.mse_loss, x, y, train=False).train
     repeat = [at.probe(model, F.mse_loss, x, y).mean for _ in range(2)]
     np.testing.assert_array_equal(*repeat)
 
@@ -309,6 +333,45 @@ def test_float32_underflow_is_marked_not_logged():
     assert fit.tail == "underflow"
     assert fit.beta == pytest.approx(0.3, rel=1e-5)
     assert fit.last < 80
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+def test_norms_whose_squares_leave_float64(scale):
+    model = LinearRNN(0.5 * torch.eye(2))
+    profile = at.probe(model, lambda o, t: scale * o.sum(), torch.zeros(5, 1, 3), torch.zeros(5, 1))
+    # Both entries of dL/dh_{s-k} are scale * 0.5^k.
+    k = np.arange(6)
+    np.testing.assert_allclose(profile.state_norms[:, 0] / scale, np.sqrt(2) * 0.5**k, rtol=1e-12)
+    sums = np.sqrt(2) * (2 - 0.5**k)
+    np.testing.assert_allclose(profile.cumulative_norms / scale, sums, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "floor"),
+    [
+        (torch.float64, 2.0**-1022 * 2**52),
+        (torch.float32, 2.0**-126 * 2**23),
+        (torch.bfloat16, 2.0**-126 * 2**7),
+        (torch.float16, 2.0**-14),
+    ],
+)
+def test_the_floor_is_that_of_the_gradients_number_format(dtype, floor):
+    model = LinearRNN(0.5 * torch.eye(2)).to(dtype)
+    x = torch.zeros(5, 2, 3, dtype=dtype)
+    assert at.probe(model, lambda o, t: o.sum(), x, torch.zeros(5, 2)).floor == floor
+
+
+def test_the_floor_of_a_state_in_two_formats_is_the_higher_one():
+    class Two(nn.Module):
+        def forward(self, x, state):
+            zero = x.new_zeros(x.shape[1], 1)
+            a, b = (zero, zero.float()) if state is None else state
+            for xt in x:
+                a, b = 0.5 * (a + b) + xt, 0.5 * b
+            return a, (a, b)
+
+    x = torch.randn(5, 2, 1)
+    assert at.probe(Two(), lambda o, t: o.sum(), x, x).floor == 2.0**-126 * 2**23
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -1,3 +1,4 @@
+import collections
 import dataclasses
 from typing import NamedTuple
 
@@ -11,6 +12,15 @@ from adaptive_tbptt import state as st
 class Cell:
     h: torch.Tensor
     steps: int = 0
+
+
+@dataclasses.dataclass
+class Derived:
+    h: torch.Tensor
+    doubled: torch.Tensor = dataclasses.field(init=False)
+
+    def __post_init__(self):
+        self.doubled = 2 * self.h
 
 
 class Pair(NamedTuple):
@@ -29,6 +39,8 @@ def nests(rows):
         "list": [t(rows, 4), [t(rows)]],
         "dict": {"h": t(rows, 4), "more": {"c": t(1, rows, 4)}, "n": 3, "none": None},
         "dataclass": Cell(t(rows, 4), steps=7),
+        "derived": Derived(t(rows, 4)),
+        "defaultdict": collections.defaultdict(list, h=t(rows, 4), more=[t(1, rows)]),
         "namedtuple": Pair(t(rows, 4), t(rows, 4)),
         "shared": (t(rows, 4), t(5)),
     }
@@ -52,6 +64,16 @@ def test_batch_dimension_is_found_and_rows_selected(name):
 def test_what_is_not_a_tensor_passes_through():
     assert st.detach(Cell(t(2, 2), steps=7)).steps == 7
     assert st.detach({"n": 3, "none": None}) == {"n": 3, "none": None}
+    assert st.detach(collections.defaultdict(list, n=3))["new"] == []
+
+
+def test_mapping_leaves_the_original_as_it_was():
+    for name, nest in nests(2).items():
+        before = [leaf.clone() for leaf in st.leaves(nest)]
+        doubled = st.map_leaves(lambda leaf: 2 * leaf, nest)
+        for old, kept, new in zip(before, st.leaves(nest), st.leaves(doubled), strict=True):
+            assert torch.equal(old, kept), name
+            assert torch.equal(new, 2 * old), name
 
 
 def test_detach_cuts_the_graph_and_shares_the_values():

@@ -62,3 +62,9 @@ def test_state_dict_returns_to_the_cursor_and_refuses_other_data():
 def test_resets_must_be_boolean():
     with pytest.raises(TypeError, match="boolean"):
         make(resets=torch.zeros(10, 3))
+
+
+def test_every_offset_up_to_the_last_is_drawn():
+    segment = make(5, 200).random_segment(3)
+    offsets = segment.targets[0] - 100 * torch.arange(200)
+    assert offsets.unique().tolist() == [0, 1, 2]

@@ -16,6 +16,7 @@ def bias(beta, window=100, norms=None, head=0):
     ("curve", "options", "k", "outcome", "says"),
     [
         (bias(0.8), {"delta": 0.1}, 11, Outcome.MET, "k=11 meets delta=0.1"),
+        (bias(0.8), {"delta": 0.1, "k_max": 11}, 11, Outcome.MET, "k=11 meets delta=0.1"),
         (bias(0.5), {"delta": 0.9, "k_min": 2}, 2, Outcome.MET_AT_MINIMUM, "already at k_min=2"),
         (bias(0.8), {"delta": 0.1, "k_max": 5}, 5, Outcome.BEYOND_MAXIMUM, "no k up to 5"),
         (bias(0.999), {"delta": 0.1}, 100, Outcome.NO_BOUND, "no bound"),
@@ -51,3 +52,33 @@ def test_the_smallest_k_is_the_smallest():
     for delta in (0.9, 0.5, 0.1, 0.01):
         choice = at.choose_truncation(curve, delta=delta)
         assert curve.relative[choice.k] < delta <= curve.relative[choice.k - 1]
+
+
+@pytest.mark.parametrize(("tau", "outcome"), [(11, Outcome.MET), (10, Outcome.WINDOW_TOO_SHORT)])
+def test_a_k_up_to_tau_is_seen_for_itself(tau, outcome):
+    phi = 0.8 ** np.arange(101.0)
+    choice = at.choose_truncation(at.bias_bound(phi, at.fit_decay(phi, tau=tau)), delta=0.1)
+    assert (choice.k, choice.outcome) == (11, outcome)
+
+
+def test_a_k_max_at_the_window_does_not_look_beyond_it():
+    choice = at.choose_truncation(bias(0.95, 40), delta=0.1, k_max=40)
+    assert (choice.k, choice.outcome) == (40, Outcome.BEYOND_MAXIMUM)
+    assert choice.message == "no k up to 40 meets delta=0.1; 50 would; using 40"
+    assert choice.relative_bias == bias(0.95, 40).relative[40] >= 0.1
+
+
+@pytest.mark.parametrize("gauge", [at.PaperGauge, at.ReleaseGauge])
+def test_a_gauge_fits_with_its_own_tau_and_method_and_the_floor_of_the_profile(gauge):
+    curve = 0.4 ** np.arange(101.0) * np.random.default_rng(0).lognormal(0, 0.3, 101)
+    profile = at.LagProfile(curve[:, None], {"h": curve[:, None]}, curve[:, None], floor=1e-30)
+    fit = gauge(tau=0.5, method="max").fit(profile)
+    assert fit == gauge(tau=0.5, method="max").bias(profile).fit
+    assert (fit.method, fit.tail, fit.last) == (
+        "max",
+        "underflow",
+        np.flatnonzero(curve > 1e-30)[-1],
+    )
+    assert fit.tau == fit.last // 2
+    steps = np.diff(np.log(curve[fit.tau : fit.last + 1]))
+    assert fit.log_beta == pytest.approx(steps.max(), rel=1e-12)

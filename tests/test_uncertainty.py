@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -61,3 +63,48 @@ def test_unbounded_and_zero_curves_are_no_trouble():
         u = at.bootstrap(ends, at.fit_decay(ends), deltas=(0.1,))
         assert u.beta == (0.0, 0.0)
         assert u.relative[1, 40] == 0.0
+
+
+def resampled(phi, fit, resamples, seed):
+    """The twin: mean curve and least-squares slope of every resample, on the lags of the fit."""
+    samples = phi.shape[1]
+    lags = [k for k in range(fit.tau, fit.last + 1) if phi[k].any()]
+    for w in np.random.default_rng(seed).multinomial(
+        samples, np.full(samples, 1 / samples), resamples
+    ):
+        mean = np.repeat(phi, w, axis=1).mean(axis=1)
+        yield mean, np.polyfit(lags, np.log(mean[lags]), 1)[0]
+
+
+def underflowing():
+    return noisy(20, beta=0.3).astype(np.float32).astype(np.float64)
+
+
+def with_zeros():
+    phi = noisy(20)
+    phi[[70, 71, 80, 100]] = 0.0
+    return phi
+
+
+@pytest.mark.parametrize("make", [underflowing, with_zeros])
+def test_the_lags_are_those_of_the_fit(make):
+    phi = make()
+    fit = at.fit_decay(phi, tau=0.7)
+    assert fit.last < 100
+    found = at.bootstrap(phi, fit, resamples=60, seed=4).beta
+    betas = [np.exp(slope) for _, slope in resampled(phi, fit, 60, 4)]
+    assert found == pytest.approx(tuple(np.quantile(betas, [0.025, 0.975])), rel=1e-8)
+
+
+def test_given_gradient_norms_are_divided_by():
+    phi = noisy(20)
+    fit = at.fit_decay(phi, tau=0.7)
+    norms = np.linspace(20.0, 5.0, 101)
+    found = at.bootstrap(phi, fit, deltas=(0.1,), gradient_norms=norms, resamples=41, seed=4)
+    curves = []
+    for mean, slope in resampled(phi, fit, 41, 4):
+        lost = at.bias_bound(mean, dataclasses.replace(fit, log_beta=slope)).absolute
+        curves.append(lost / (norms - lost).max())
+    np.testing.assert_allclose(found.relative, np.sort(curves, axis=0)[[1, 39]], rtol=1e-8)
+    ks = [np.argmax(curve < 0.1) for curve in curves]
+    assert found.k[0.1] == pytest.approx(tuple(np.quantile(ks, [0.025, 0.975])))

@@ -99,6 +99,10 @@ def fit_decay(
     curve = _curve(phi, average)
     window = len(curve) - 1
     _check_options(tau, window, method, alpha, pairs, average)
+    if floor is None:
+        # Looked for in the samples: their mean may be smaller than any number of their format.
+        samples = np.asarray(phi, dtype=np.float64)
+        floor = _guess_floor(float(samples[samples > 0.0].min(initial=np.inf))) or None
     last, tail = resolve(curve, floor)
     asked = _first_lag(tau, window)
     if tail == "zero" and 2 * (window - last) > window - asked:

@@ -59,7 +59,8 @@ class LagProfile:
     @property
     def cumulative_norms(self) -> Array:
         """`(window + 1,)`: ||E_s sum_{j<=k} dL_s/dh_{s-j}||; the authors' release divides by it."""
-        return np.linalg.norm(self.cumulative_gradient, axis=1)
+        # hypot, because the squares of a tiny or huge gradient leave float64.
+        return np.hypot.reduce(self.cumulative_gradient, axis=1)
 
     @property
     def underflowed(self) -> NDArray[np.bool_]:
