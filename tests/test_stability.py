@@ -84,6 +84,12 @@ def test_a_resetting_recurrence_is_only_decaying_in_expectation():
     assert at.stability(model, x, GROWTH).verdict.startswith("not decaying")
 
 
+def test_rows_that_always_reset_have_no_jacobian():
+    resets = torch.ones(10, 5, dtype=torch.bool)
+    result = at.stability(nn.RNN(3, 4), torch.randn(10, 5, 3), DECAY, resets=resets)
+    assert result.jacobian_norm == 0.0
+
+
 def small_lstm(scale):
     lstm = nn.LSTM(3, 4, 2)
     with torch.no_grad():

@@ -99,10 +99,6 @@ def fit_decay(
     curve = _curve(phi, average)
     window = len(curve) - 1
     _check_options(tau, window, method, alpha, pairs, average)
-    if floor is None:
-        # Looked for in the samples: their mean may be smaller than any number of their format.
-        samples = np.asarray(phi, dtype=np.float64)
-        floor = _guess_floor(float(samples[samples > 0.0].min(initial=np.inf))) or None
     last, tail = resolve(curve, floor)
     asked = _first_lag(tau, window)
     if tail == "zero" and 2 * (window - last) > window - asked:
@@ -214,7 +210,8 @@ _FLOORS = [floor_of(f) for f in _FORMATS]
 def _guess_floor(smallest: float) -> float:
     """Name the floor of the format in whose denormal range the curve ends; 0 if in none."""
     for form, floor in zip(_FORMATS, _FLOORS, strict=True):
-        if float(form.smallest_subnormal) <= smallest < float(form.tiny):
+        # A mean of many samples may lie below every number of their format.
+        if float(form.smallest_subnormal) / 1e6 <= smallest < float(form.tiny):
             return floor
     return 0.0
 

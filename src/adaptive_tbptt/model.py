@@ -106,6 +106,8 @@ class Recurrent:
                 "a bidirectional module reads the future, so it has no truncated gradient; "
                 "use a unidirectional one"
             )
+        if state_batch_dim is not None and state_batch_dim < 0:
+            raise ValueError(f"state_batch_dim counts from the front, got {state_batch_dim}")
         self.module = module
         self.batch_first = bool(
             getattr(module, "batch_first", False) if batch_first is None else batch_first

@@ -125,6 +125,8 @@ def classify(
         pairs = torch.nonzero(alive.flatten()).flatten()
         order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(seed))
         picks = pairs[order[:samples]]
+        if len(picks) == 0:
+            return Stability(None, "every observed step starts a sequence", 0.0, fit)
         chosen = select_rows(join_rows(states, dims), picks, dims)
         x = map_leaves(lambda leaf: leaf.flatten(0, 1)[picks.to(leaf.device)][None], observed)
         norms = jacobian_norms(recurrent, x, chosen, seed=seed)
