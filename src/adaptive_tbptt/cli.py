@@ -22,10 +22,21 @@ from rich.table import Table
 
 from .checkpoint import CheckpointError, load, load_model
 from .run_folder import TrainingError
-from .tasks import copy_task
+from .tasks import copy_task, language_task
 
-TASKS: dict[str, Any] = {"copy": copy_task.CopyConfig}
-PRESETS: dict[str, Callable[[str], Any]] = {"copy": copy_task.preset}
+TASKS: dict[str, Any] = {
+    "copy": copy_task.CopyConfig,
+    "language": language_task.LanguageConfig,
+}
+MODULES: dict[str, Any] = {"copy": copy_task, "language": language_task}
+EXPERIMENT_NAMES = (
+    "copy-fixed", "copy-variable", "copy-optimisers", "ptb", "wikitext-2", "ptb-small",
+    "wikitext-2-small",
+)  # fmt: skip
+EXAMPLES = {
+    "copy": "atbptt train copy --preset quick --delta 0.1 --out runs/mine",
+    "language": "atbptt train language --preset ptb-small --data FOLDER --delta 0.1",
+}
 
 _debug: ContextVar[bool] = ContextVar("debug", default=False)
 _out = Console()
@@ -101,9 +112,11 @@ def _options(config: type) -> list[inspect.Parameter]:
 
 def _add_train(task: str) -> None:
     """Add `atbptt train TASK` with an option for every hyperparameter."""
+    known = ", ".join(MODULES[task].PRESETS)
+    default = next(iter(MODULES[task].PRESETS))
 
     def command(
-        preset: Annotated[str, typer.Option(help="Where values not given come from.")] = "paper",
+        preset: Annotated[str, typer.Option(help="Where values not given come from.")] = default,
         out: Annotated[
             Path | None, typer.Option(help="Run folder; runs/TASK-SETTING by default.")
         ] = None,
@@ -120,7 +133,7 @@ def _add_train(task: str) -> None:
             raise ValueError(
                 "give exactly one of --delta (tolerated bias, K follows) and --k (fixed)"
             )
-        config = PRESETS[task](preset).changed(**given)
+        config = MODULES[task].preset(preset).changed(**given)
         setting = config.setting.replace("=", "-").lower()
         folder = out or Path("runs") / f"{task}-{setting}"
         result = train_run(config, folder, resume=resume, device=device)
@@ -147,8 +160,9 @@ def _add_train(task: str) -> None:
     wrapped.__annotations__ = {}
     train_app.command(
         task,
-        help=f"Train on the {task} task, adaptively (--delta) or with a fixed K (--k).",
-        epilog=f"Example: `atbptt train {task} --preset quick --delta 0.1 --out runs/mine`",
+        help=f"Train on the {task} task, adaptively (--delta) or with a fixed K (--k). Presets: "
+        f"{known}.",
+        epilog=f"Example: `{EXAMPLES[task]}`",
     )(wrapped)
 
 
@@ -159,12 +173,18 @@ for _task in TASKS:
 @app.command(epilog="Example: `atbptt reproduce copy-fixed --preset quick --jobs 2`")
 @sentences
 def reproduce(
-    name: Annotated[str, typer.Argument(help="copy-fixed, copy-variable or copy-optimisers.")],
+    name: Annotated[str, typer.Argument(help=f"Which table: {', '.join(EXPERIMENT_NAMES)}.")],
     preset: Annotated[str, typer.Option(help="paper (its budget) or quick (minutes).")] = "paper",
     inits: Annotated[int | None, typer.Option(help="Initialisations per setting.")] = None,
     jobs: Annotated[int, typer.Option(help="Cells side by side, one thread each.")] = 1,
     epochs: Annotated[int | None, typer.Option(help="Instead of the preset's.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder with the released arrays.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only this setting, such as K=10; may be repeated.")
+    ] = None,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Accept data sets that are incomplete.")
+    ] = False,
+    data: Annotated[Path | None, typer.Option(help="Folder with the data sets.")] = None,
     out: Annotated[Path | None, typer.Option(help="Results; results/NAME by default.")] = None,
     work: Annotated[Path | None, typer.Option(help="Checkpoints of unfinished cells.")] = None,
     tables_only: Annotated[
@@ -173,13 +193,20 @@ def reproduce(
 ) -> None:
     """Run a whole table of the paper cell by cell; finished cells are not run again."""
     from .experiments.cells import read_cells
+    from .experiments.config import nearest
     from .experiments.paper import experiment
     from .experiments.plots import write_figures
     from .experiments.runner import run_cells
     from .experiments.tables import write_tables
 
     chosen = experiment(name)
-    cells = chosen.cells(preset, inits, data, epochs=epochs)
+    changes = {"epochs": epochs, "partial": True if partial else None}
+    cells = chosen.cells(preset, inits, data, **{k: v for k, v in changes.items() if v is not None})
+    if only:
+        unknown = [name for name in only if name not in chosen.settings]
+        if unknown:
+            raise nearest(unknown[0], chosen.settings, "setting")
+        cells = [cell for cell in cells if cell.config.setting in only]
     suffix = "" if preset == "paper" else f"-{preset}"
     folder = out or Path("results") / f"{name}{suffix}"
     failed: list[str] = []
@@ -189,6 +216,9 @@ def reproduce(
     finished = read_cells(folder)
     command = f"atbptt reproduce {name} --preset {preset} --inits {len({c.init for c in cells})}"
     command += " --data FOLDER" if data is not None else ""
+    command += " --partial" if partial else ""
+    command += "".join(f" --only {name}" for name in only or [])
+    command += f" --epochs {epochs}" if epochs is not None else ""
     write_tables(chosen, finished, folder, command)
     write_figures(chosen, finished, folder)
     _out.print((folder / "table.md").read_text(), highlight=False, markup=False)
@@ -270,9 +300,10 @@ def _load_target(target: str) -> Any:
 @app.command("find-lr", epilog="Example: `atbptt find-lr copy --preset quick`")
 @sentences
 def find_lr(
-    task: Annotated[str, typer.Argument(help="copy.")],
-    preset: Annotated[str, typer.Option(help="Where the other values come from.")] = "paper",
-    k: Annotated[int, typer.Option(help="Fixed K to try them at.")] = 15,
+    task: Annotated[str, typer.Argument(help="copy or language.")],
+    preset: Annotated[str | None, typer.Option(help="Where the other values come from.")] = None,
+    k: Annotated[int | None, typer.Option(help="Fixed K to try them at; K_0 by default.")] = None,
+    data: Annotated[str | None, typer.Option(help="Data of the task.")] = None,
     updates: Annotated[int, typer.Option(help="Updates per trial.")] = 300,
     lowest: Annotated[int, typer.Option(help="Exponent of the smallest rate.")] = -3,
     highest: Annotated[int, typer.Option(help="Exponent of the largest rate.")] = 2,
@@ -283,7 +314,8 @@ def find_lr(
 
     if task not in TASKS:
         raise nearest(task, TASKS, "task")
-    config = PRESETS[task](preset).changed(k=k)
+    base = MODULES[task].preset(preset or next(iter(MODULES[task].PRESETS)))
+    config = base.changed(k=k or base.k_init, data=data)
     best, trials = search(config, [10.0**e for e in range(lowest, highest + 1)], updates)
     table = Table("rate", "first loss", "last loss", "updates", "diverged")
     for t in trials:
@@ -292,4 +324,4 @@ def find_lr(
     _out.print(table)
     if best is None:
         raise ValueError("every rate diverged; lower --lowest")
-    _out.print(f"largest rate that does not diverge at K={k}: {best:g}", highlight=False)
+    _out.print(f"largest rate that does not diverge at K={config.k}: {best:g}", highlight=False)

@@ -75,6 +75,7 @@ class Trainer:
         burn_in: as in `AdaptiveTBPTT`.
         weigh: as in `AdaptiveTBPTT`.
         patience: stop after so many epochs without a better validation loss.
+        eval_chunk: steps that validation evaluates at a time.
         max_seconds: stop after so much training time, resumed runs included.
         checkpoint_seconds: time between checkpoints inside an epoch; one is written at every end
             of an epoch and on Ctrl-C too.
@@ -104,6 +105,7 @@ class Trainer:
         burn_in: int = 20,
         weigh: Weigh | None = None,
         patience: int | None = None,
+        eval_chunk: int = 256,
         max_seconds: float | None = None,
         checkpoint_seconds: float = 60.0,
         loggers: Sequence[Logger] = (),
@@ -119,6 +121,7 @@ class Trainer:
         self.scheduler, self.scheduler_per = scheduler, scheduler_per
         self.clip, self.patience, self.max_seconds = clip, patience, max_seconds
         self.checkpoint_seconds, self.show = checkpoint_seconds, show
+        self.eval_chunk = eval_chunk
         self.folder = RunFolder(run_dir)
         self.loggers, self.callbacks = list(loggers), list(callbacks)
         self.tbptt = AdaptiveTBPTT(
@@ -179,6 +182,16 @@ class Trainer:
                 for logger in (self.folder, *self.loggers):
                     logger.close()
         return FitResult(self.epoch, stopped, self.best_epoch, self.best_loss, self.history)
+
+    def evaluate(self, stream: Stream) -> float:
+        """Return the mean loss of a stream at the present parameters."""
+        return evaluate(
+            self.tbptt.recurrent,
+            self.loss_fn,
+            stream,
+            chunk=self.eval_chunk,
+            weigh=self.tbptt.weigh,
+        )
 
     def load_best(self) -> None:
         """Put the parameters with the lowest validation loss back into the model."""
@@ -249,7 +262,7 @@ class Trainer:
         self._check_losses()
         valid_loss = None
         if valid is not None:
-            valid_loss = evaluate(self.tbptt.recurrent, self.loss_fn, valid, weigh=self.tbptt.weigh)
+            valid_loss = self.evaluate(valid)
             if self.best_loss is None or valid_loss < self.best_loss:
                 self.best_loss, self.best_epoch = valid_loss, self.epoch + 1
                 self.best_state = copy.deepcopy(self.model.state_dict())

@@ -48,6 +48,7 @@ class TrainConfig:
     estimates_per_epoch: float = option(1.0, "estimates of K per epoch (alpha)")
     burn_in: int = option(20, "steps that warm up the state before a probe")
     batch: int = option(64, "rows (S)")
+    eval_chunk: int = option(256, "steps evaluated at a time")
     error_bar_every: int = option(0, "repeat the estimate every so many epochs; 0 is never")
     error_bar_repeats: int = option(20, "number of those repeats")
 

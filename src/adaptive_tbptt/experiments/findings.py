@@ -121,7 +121,7 @@ def _adaptive_as_good_as_the_best_fixed(r: Results) -> Finding:
     parts, holds = [], True
     for setting in r.adaptive:
         spread = (r.deviation(setting) ** 2 + r.deviation(best) ** 2) ** 0.5
-        margin = max(2 * spread, 0.01)
+        margin = max(2 * spread, r.experiment.margin)
         good = r.mean(setting) <= r.mean(best) + margin
         holds &= good
         parts.append(f"{setting} {r.mean(setting):.3f}{'' if good else ' (worse)'}")
@@ -188,6 +188,51 @@ _SHARED: list[Callable[[Results], Finding]] = [
 ]
 
 
+def _k_settles_quickly(r: Results) -> Finding:
+    parts, holds = [], True
+    for setting in r.adaptive:
+        curves = [[k for k in cell["curves"]["k"][1:] if k] for cell in r.by_setting[setting]]
+        quarter = max(1, min(len(c) for c in curves) // 4)
+        early = statistics.fmean(statistics.median(c[quarter : 2 * quarter]) for c in curves)
+        late = statistics.fmean(statistics.median(c[-quarter:]) for c in curves)
+        holds &= abs(late - early) <= 0.35 * late
+        parts.append(f"{setting} {early:.0f} -> {late:.0f}")
+    return Finding(
+        "K settles quickly",
+        holds,
+        f"median K in the second and the last quarter of training: {'; '.join(parts)}",
+    )
+
+
+def _small_k_overfits_early(r: Results) -> Finding:
+    small, large = r.fixed[0], r.fixed[-1]
+
+    def rise(setting: str) -> float:
+        return statistics.fmean(
+            cell["curves"]["valid_ppl"][-1] / cell["valid_ppl"] - 1
+            for cell in r.by_setting[setting]
+        )
+
+    epochs = {s: r.mean(s, "best_epoch") for s in (small, large)}
+    return Finding(
+        "small K overfits early",
+        rise(small) > rise(large) and epochs[small] < epochs[large],
+        f"{small} is best at epoch {epochs[small]:.0f} and ends {rise(small):.1%} above it; "
+        f"{large} at epoch {epochs[large]:.0f}, {rise(large):.1%}",
+    )
+
+
+def _large_k_needs_more_epochs(r: Results) -> Finding:
+    level = 1.05 * max(r.mean(s, "valid_ppl") for s in r.fixed)
+    needed = {s: r.epochs_to(s, level) for s in r.fixed}
+    listed = ", ".join(f"{s} {n:.0f}" for s, n in needed.items())
+    return Finding(
+        "large K needs more epochs",
+        needed[r.fixed[-1]] > needed[r.fixed[0]],
+        f"epochs until validation PPL {level:.0f}: {listed}",
+    )
+
+
 def _optimisers_make_no_difference(r: Results) -> Finding:
     values = {s: r.mean(s) for s in r.by_setting}
     # 'no significant difference': within 0.03 of each other, three times the paper's largest
@@ -204,5 +249,15 @@ def _optimisers_make_no_difference(r: Results) -> Finding:
 CHECKS: dict[str, list[Callable[[Results], Finding]]] = {
     "copy-fixed": [_k5_does_not_learn, _k30_is_slower, *_SHARED],
     "copy-variable": [_degrades_gradually, *_SHARED],
+    **{
+        name: [
+            _adaptive_as_good_as_the_best_fixed,
+            _k_settles_quickly,
+            _adaptive_bias_is_controlled,
+            _small_k_overfits_early,
+            _large_k_needs_more_epochs,
+        ]
+        for name in ("ptb", "wikitext-2", "ptb-small", "wikitext-2-small")
+    },
     "copy-optimisers": [_optimisers_make_no_difference],
 }

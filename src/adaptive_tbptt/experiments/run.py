@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from ..diagnose import Diagnosis, diagnose
-from ..evaluate import evaluate
 from ..model import LossFn
 from ..probe import draw_segment, probe_segment
 from ..run_folder import TrainingError
@@ -90,8 +89,9 @@ def train_run(
         show: whether to show progress.
     """
     folder = Path(folder)
+    streams = config.streams()  # before anything is written: data may be missing
     _claim(config, folder, resume)
-    streams = config.streams()
+    torch.manual_seed(config.seed)  # dropout
     model = config.model().to(device)
     optimizer = make_optimizer(config, model)
     scheduler = None
@@ -109,6 +109,7 @@ def train_run(
         losses=config.losses,
         estimates_per_epoch=config.estimates_per_epoch,
         burn_in=config.burn_in,
+        eval_chunk=config.eval_chunk,
         callbacks=[
             lambda trainer, metrics: _test_at_best(trainer, metrics, streams["test"]),
             lambda trainer, metrics: _error_bars(trainer, metrics, config, streams["train"]),
@@ -154,7 +155,7 @@ def _claim(config: Any, folder: Path, resume: bool) -> None:
 def _test_at_best(trainer: Trainer, metrics: dict[str, Any], test: SequenceStream) -> None:
     """Add the test loss of the parameters that are best on the validation data so far."""
     if trainer.best_epoch == metrics["epoch"]:
-        loss = evaluate(trainer.tbptt.recurrent, trainer.loss_fn, test)
+        loss = trainer.evaluate(test)
     else:
         loss = trainer.history[-1]["test_loss"]
     metrics["test_loss"] = loss

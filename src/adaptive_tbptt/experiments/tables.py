@@ -55,7 +55,7 @@ def _markdown(
 ) -> str:
     heads = ["setting", "inits", "epochs"]
     for label in experiment.metrics.values():
-        heads += [label, "paper"]
+        heads += [label, "paper"] if experiment.printed else [label]
     best = {m: min(row[f"{m}_mean"] for row in table) for m in experiment.metrics}
     lines = [f"# {experiment.title}", "", _line(heads), _line(["---"] * len(heads))]
     for row in table:
@@ -63,7 +63,8 @@ def _markdown(
         for metric in experiment.metrics:
             mine = _number(row[f"{metric}_mean"], row[f"{metric}_sd"])
             entries.append(f"**{mine}**" if row[f"{metric}_mean"] == best[metric] else mine)
-            entries.append(_number(row[f"{metric}_paper"], row[f"{metric}_paper_sd"]))
+            if experiment.printed:
+                entries.append(_number(row[f"{metric}_paper"], row[f"{metric}_paper_sd"]))
         lines.append(_line(entries))
     lines += [
         "",
