@@ -3,13 +3,13 @@
 import csv
 import dataclasses
 import json
+import math
 
 import pytest
 import torch
 
 import adaptive_tbptt as at
 from adaptive_tbptt.experiments.cells import Cell, grid, read_cells, summarise, write_json
-from adaptive_tbptt.experiments.config import TrainConfig
 from adaptive_tbptt.experiments.find_lr import find_lr
 from adaptive_tbptt.experiments.findings import check_findings
 from adaptive_tbptt.experiments.paper import EXPERIMENTS, experiment
@@ -116,7 +116,7 @@ def test_exactly_one_of_delta_and_k():
     with pytest.raises(ValueError, match="exactly one"):
         TINY.controller()
     with pytest.raises(ValueError, match="exactly one"):
-        TrainConfig(delta=0.1, k=3)
+        CopyConfig(delta=0.1, k=3)
     assert TINY.changed(delta=0.1).changed(k=3).delta is None
     assert TINY.changed(k=3).changed(delta=0.1).k is None
 
@@ -141,7 +141,9 @@ def test_a_run_folder_holds_everything_and_resumes_only_itself(tmp_path):
     from adaptive_tbptt.checkpoint import load
 
     model.load_state_dict(load(tmp_path / "run" / "checkpoints" / "best.safetensors"))
-    assert at.evaluate(model, symbol_loss, streams["test"]) == pytest.approx(trained["test_loss"])
+    assert at.evaluate(model, symbol_loss, streams["test"]) == pytest.approx(
+        math.log(trained["test_ppl"])
+    )
     with pytest.raises(TrainingError, match="already holds a run"):
         train_run(config, tmp_path / "run", show=False)
     with pytest.raises(TrainingError, match=r"another configuration:\n  lr: 1.0 there, 2.0 here"):

@@ -22,20 +22,26 @@ from rich.table import Table
 
 from .checkpoint import CheckpointError, load, load_model
 from .run_folder import TrainingError
-from .tasks import copy_task, language_task
+from .tasks import copy_task, language_task, point_task
 
 TASKS: dict[str, Any] = {
     "copy": copy_task.CopyConfig,
     "language": language_task.LanguageConfig,
+    "point-process": point_task.PointConfig,
 }
-MODULES: dict[str, Any] = {"copy": copy_task, "language": language_task}
+MODULES: dict[str, Any] = {
+    "copy": copy_task,
+    "language": language_task,
+    "point-process": point_task,
+}
 EXPERIMENT_NAMES = (
     "copy-fixed", "copy-variable", "copy-optimisers", "ptb", "wikitext-2", "ptb-small",
-    "wikitext-2-small",
+    "wikitext-2-small", "book-order",
 )  # fmt: skip
 EXAMPLES = {
     "copy": "atbptt train copy --preset quick --delta 0.1 --out runs/mine",
     "language": "atbptt train language --preset ptb-small --data FOLDER --delta 0.1",
+    "point-process": "atbptt train point-process --preset quick --data FOLDER --delta 0.1",
 }
 
 _debug: ContextVar[bool] = ContextVar("debug", default=False)
@@ -126,7 +132,7 @@ def _add_train(task: str) -> None:
         device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
         **given: Any,
     ) -> None:
-        from .experiments.report import write_report
+        from .experiments.report import SCORES, write_report
         from .experiments.run import train_run
 
         if (given["delta"] is None) == (given["k"] is None):
@@ -138,9 +144,10 @@ def _add_train(task: str) -> None:
         folder = out or Path("runs") / f"{task}-{setting}"
         result = train_run(config, folder, resume=resume, device=device)
         write_report(config, result)
+        best, score = result.best, config.score
         _out.print(
-            f"\n{config.setting}: best validation perplexity {result.best['valid_ppl']:.4f}, test "
-            f"{result.best['test_ppl']:.4f}, after epoch {result.fit.best_epoch}",
+            f"\n{config.setting}: best validation {SCORES[score]} {best[f'valid_{score}']:.4f}, "
+            f"test {best[f'test_{score}']:.4f}, after epoch {result.fit.best_epoch}",
             highlight=False,
         )
         _out.print(str(result.diagnosis), highlight=False, markup=False)
@@ -300,7 +307,7 @@ def _load_target(target: str) -> Any:
 @app.command("find-lr", epilog="Example: `atbptt find-lr copy --preset quick`")
 @sentences
 def find_lr(
-    task: Annotated[str, typer.Argument(help="copy or language.")],
+    task: Annotated[str, typer.Argument(help="copy, language or point-process.")],
     preset: Annotated[str | None, typer.Option(help="Where the other values come from.")] = None,
     k: Annotated[int | None, typer.Option(help="Fixed K to try them at; K_0 by default.")] = None,
     data: Annotated[str | None, typer.Option(help="Data of the task.")] = None,

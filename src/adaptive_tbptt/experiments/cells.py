@@ -43,15 +43,15 @@ def grid(base: TrainConfig, settings: list[dict[str, Any]], inits: int) -> list[
 def summarise(cell: Cell, result: RunResult) -> dict[str, Any]:
     """Boil a run down to what tables, figures and findings need: some tens of kilobytes."""
     history, found = result.fit.history, result.diagnosis
-    columns = ("epoch", "data_passes", "valid_ppl", "test_ppl", "k", "relative_bias", "beta")
+    scores = [n for n in result.best if n.startswith(("valid_", "test_")) and n != "valid_loss"]
+    columns = ("epoch", "data_passes", *scores, "k", "relative_bias", "beta")
     norms = found.profile.state_norms
     return {
         "setting": cell.config.setting,
         "init": cell.init,
         "epochs": result.fit.epochs,
         "best_epoch": result.fit.best_epoch,
-        "valid_ppl": result.best["valid_ppl"],
-        "test_ppl": result.best["test_ppl"],
+        **{name: result.best[name] for name in scores},
         "seconds": history[-1]["seconds"],
         "updates": history[-1]["updates"],
         "curves": {name: [_short(row.get(name)) for row in history] for name in columns},

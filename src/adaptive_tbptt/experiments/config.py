@@ -6,13 +6,22 @@ import dataclasses
 import difflib
 import json
 import tomllib
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from torch import nn
 
 from ..clip import Clip
 from ..control import BiasTolerance, Controller, FixedTruncation
 from ..gauge import Gauge, PaperGauge, ReleaseGauge
+from ..model import LossFn
+from ..step_scale import Rule
+from ..stream import SequenceStream
+
+if TYPE_CHECKING:
+    from ..trainer import Trainer
 
 GAUGES: dict[str, type[Gauge]] = {"paper": PaperGauge, "release": ReleaseGauge}
 
@@ -23,8 +32,11 @@ def option(default: Any, text: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(ABC):
     """What every task has in common. Exactly one of `delta` and `k` is set for a run."""
+
+    task: ClassVar[str]
+    score: ClassVar[str]  # validation and test metrics are called valid_SCORE and test_SCORE
 
     delta: float | None = option(None, "tolerated relative bias of the gradient, in (0, 1)")
     k: int | None = option(None, "fixed truncation length, instead of --delta")
@@ -33,6 +45,7 @@ class TrainConfig:
     seed: int = option(0, "of the initial parameters and of the probes")
     lr: float = option(1.0, "learning rate, before it is scaled with K")
     step_scale: str = option("sqrt", "scale the rate with K2: sqrt, linear or none")
+    plain_fixed: bool = option(False, "do not scale the rate where K is fixed")
     optimizer: str = option("sgd", "sgd, adadelta or adam")
     momentum: float = option(0.0, "momentum of sgd")
     lr_decay: float = option(1.0, "factor on the learning rate after every epoch")
@@ -66,6 +79,33 @@ class TrainConfig:
             raise ValueError(f"lr must be positive, got {self.lr}")
         if self.delta is not None or self.k is not None:
             self.controller()
+
+    @abstractmethod
+    def streams(self) -> dict[str, SequenceStream]:
+        """Return the training, validation and test streams."""
+
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """Return the model with the parameters that `seed` gives."""
+
+    @property
+    @abstractmethod
+    def loss_fn(self) -> LossFn:
+        """The loss, a mean over time and batch."""
+
+    @abstractmethod
+    def valid_metrics(self, loss: float) -> dict[str, float]:
+        """Return `valid_...` metrics for a validation loss."""
+
+    @abstractmethod
+    def test_metrics(self, trainer: Trainer, test: SequenceStream) -> dict[str, float]:
+        """Return `test_...` metrics of the present parameters."""
+
+    @property
+    def rate_rule(self) -> Rule:
+        """How the learning rate is scaled with K2."""
+        rule: Any = "none" if self.plain_fixed and self.k is not None else self.step_scale
+        return rule
 
     def controller(self) -> Controller:
         """Return the controller that `delta` or `k` asks for."""

@@ -31,7 +31,7 @@ def try_rate(config: Any, lr: float, updates: int) -> Trial:
     config = config.changed(lr=lr)
     stream, model = config.streams()["train"], config.model()
     optimizer = make_optimizer(config, model)
-    scale, clip = StepScale(optimizer, config.step_scale), config.make_clip()
+    scale, clip = StepScale(optimizer, config.rate_rule), config.make_clip()
     tbptt = AdaptiveTBPTT(model, config.loss_fn, config.controller(), losses=config.losses)
     losses: list[float] = []
     while len(losses) < updates:

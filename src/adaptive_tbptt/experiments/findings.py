@@ -36,6 +36,7 @@ class Results:
 
     def __init__(self, experiment: Experiment, cells: Cells) -> None:
         self.experiment = experiment
+        _, self.test, *_ = experiment.metrics
         self.by_setting: dict[str, Cells] = {}
         for cell in cells:
             self.by_setting.setdefault(cell["setting"], []).append(cell)
@@ -47,13 +48,13 @@ class Results:
         if missing:
             raise ValueError(f"findings need every setting; not finished: {', '.join(missing)}")
 
-    def mean(self, setting: str, metric: str = "test_ppl") -> float:
-        """Mean over initialisations."""
-        return statistics.fmean(cell[metric] for cell in self.by_setting[setting])
+    def mean(self, setting: str, metric: str | None = None) -> float:
+        """Mean over initialisations, of the test metric unless another is named."""
+        return statistics.fmean(cell[metric or self.test] for cell in self.by_setting[setting])
 
-    def deviation(self, setting: str, metric: str = "test_ppl") -> float:
-        """Standard deviation over initialisations; 0 with a single one."""
-        values = [cell[metric] for cell in self.by_setting[setting]]
+    def deviation(self, setting: str) -> float:
+        """Standard deviation of the test metric over initialisations; 0 with a single one."""
+        values = [cell[self.test] for cell in self.by_setting[setting]]
         return statistics.stdev(values) if len(values) > 1 else 0.0
 
     def epochs_to(self, setting: str, level: float) -> float:
@@ -128,7 +129,7 @@ def _adaptive_as_good_as_the_best_fixed(r: Results) -> Finding:
     return Finding(
         "adaptive settings are as good as or better than the best fixed K",
         holds,
-        f"test PPL {', '.join(parts)}; {best} {r.mean(best):.3f}",
+        f"{r.experiment.metrics[r.test]} {', '.join(parts)}; {best} {r.mean(best):.3f}",
     )
 
 
@@ -233,6 +234,38 @@ def _large_k_needs_more_epochs(r: Results) -> Finding:
     )
 
 
+def _k_rises_slowly(r: Results) -> Finding:
+    parts, holds = [], True
+    for setting in r.adaptive:
+        curves = [[k for k in cell["curves"]["k"][1:] if k] for cell in r.by_setting[setting]]
+        fifth = max(1, min(len(c) for c in curves) // 5)
+        marks = [
+            statistics.fmean(statistics.median(c[i * fifth : (i + 1) * fifth]) for c in curves)
+            for i in (0, 2, 4)
+        ]
+        holds &= marks[0] < marks[2]
+        parts.append(f"{setting} " + " -> ".join(f"{m:.0f}" for m in marks))
+    return Finding(
+        "K rises slowly",
+        holds,
+        f"median K in the first, middle and last fifth of training: {'; '.join(parts)}",
+    )
+
+
+def _small_k_is_better_at_the_event(r: Results) -> Finding:
+    values = {s: r.mean(s, "test_zero_one") for s in r.fixed}
+    listed = ", ".join(f"{s} {v:.4f}" for s, v in values.items())
+    holds = min(values, key=lambda s: values[s]) == "K=3"
+    return Finding("K = 3 is better at the event", holds, f"0-1 loss {listed}")
+
+
+def _large_k_is_better_at_the_time(r: Results) -> Finding:
+    values = {s: 1000 * r.mean(s, "test_rmse") for s in r.fixed}
+    listed = ", ".join(f"{s} {v:.4f}" for s, v in values.items())
+    holds = max(values["K=15"], values["K=21"]) < values["K=3"]
+    return Finding("K = 15 and K = 21 are better at the time", holds, f"RMSE x 10^3 {listed}")
+
+
 def _optimisers_make_no_difference(r: Results) -> Finding:
     values = {s: r.mean(s) for s in r.by_setting}
     # 'no significant difference': within 0.03 of each other, three times the paper's largest
@@ -259,5 +292,12 @@ CHECKS: dict[str, list[Callable[[Results], Finding]]] = {
         ]
         for name in ("ptb", "wikitext-2", "ptb-small", "wikitext-2-small")
     },
+    "book-order": [
+        _adaptive_as_good_as_the_best_fixed,
+        _k_rises_slowly,
+        _adaptive_bias_is_controlled,
+        _small_k_is_better_at_the_event,
+        _large_k_is_better_at_the_time,
+    ],
     "copy-optimisers": [_optimisers_make_no_difference],
 }

@@ -19,14 +19,16 @@ ADAPTIVE = [("black", "o"), ("0.35", "s"), ("0.6", "^")]
 
 def write_figures(experiment: Experiment, cells: Cells, folder: Path) -> list[Path]:
     """Draw every figure of the experiment; return the files."""
+    valid, test, *others = experiment.metrics
+    label = experiment.metrics
     figures: dict[str, Figure] = {
-        "test.png": _curves(experiment, cells, "test_ppl", "test PPL at the best validation PPL"),
-        "valid.png": _curves(experiment, cells, "valid_ppl", "validation PPL"),
-        "best.png": _curves(
-            experiment, cells, "valid_ppl", "best validation PPL so far", best=True
-        ),
+        "test.png": _curves(experiment, cells, test, f"{label[test]} at the best validation"),
+        "valid.png": _curves(experiment, cells, valid, label[valid]),
+        "best.png": _curves(experiment, cells, valid, f"best {label[valid]} so far", best=True),
         "decay.png": _decay(experiment, cells),
     }
+    for name in others:
+        figures[f"{name}.png"] = _curves(experiment, cells, name, label[name])
     if all(cell["repeats"] for cell in cells):
         figures["k.png"] = _repeats(experiment, cells, "k", "truncation length K (steps)")
         figures["bias.png"] = _repeats(
@@ -73,6 +75,7 @@ def _curves(
     for setting, mine in _by_setting(cells).items():
         length = min(len(cell["curves"][metric]) for cell in mine)
         values = np.array([cell["curves"][metric][:length] for cell in mine], dtype=float)
+        values *= experiment.factors.get(metric, 1.0)
         if best:
             values = np.minimum.accumulate(values, axis=1)
         passes = np.array([cell["curves"]["data_passes"][:length] for cell in mine], dtype=float)
@@ -82,10 +85,11 @@ def _curves(
             markevery=max(1, length // 12),
             **_style(experiment, setting),
         )
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter("{x:.3g}")
-    axes.yaxis.set_minor_formatter("{x:.3g}")
-    axes.tick_params(axis="y", which="both", labelsize="small")
+    if metric.endswith("_ppl"):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:.3g}")
+        axes.yaxis.set_minor_formatter("{x:.3g}")
+        axes.tick_params(axis="y", which="both", labelsize="small")
     axes.legend(fontsize="small", ncols=2)
     return _figure(axes)
 
@@ -129,7 +133,7 @@ def _repeats(experiment: Experiment, cells: Cells, name: str, label: str) -> Fig
 
 def _decay(experiment: Experiment, cells: Cells) -> Figure:
     """The decay at the best parameters of the setting with the best validation number."""
-    best = min(cells, key=lambda cell: cell["valid_ppl"])
+    best = min(cells, key=lambda cell: cell[next(iter(experiment.metrics))])
     decay = best["decay"]
     axes = _axes(experiment, r"gradient norm $\phi_k$", "lag k (steps)")
     axes.set_title(f"{experiment.title}: {best['setting']}, initialisation {best['init']}")

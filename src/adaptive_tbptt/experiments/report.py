@@ -12,6 +12,8 @@ from ..figures import BLUE, ORANGE, VERMILION
 from .config import TrainConfig
 from .run import RunResult
 
+SCORES = {"ppl": "perplexity", "nll": "negative log-likelihood"}
+
 
 def write_report(config: TrainConfig, result: RunResult) -> None:
     """Write `summary.md`, `run.png` and `decay.png` into the run folder."""
@@ -24,12 +26,13 @@ def summary(config: TrainConfig, result: RunResult) -> str:
     """Return the page as Markdown."""
     best, last = result.best, result.fit.history[-1]
     ks = [row["k"] for row in result.fit.history]
+    score, name = config.score, SCORES[config.score]
     return f"""# {config.setting}
 
 | | |
 |---|---|
-| best validation perplexity | {best["valid_ppl"]:.4f} (epoch {result.fit.best_epoch}) |
-| test perplexity there | {best["test_ppl"]:.4f} |
+| best validation {name} | {best[f"valid_{score}"]:.4f} (epoch {result.fit.best_epoch}) |
+| test {name} there | {best[f"test_{score}"]:.4f} |
 | epochs, data passes | {result.fit.epochs}, {last["data_passes"]:.2f} |
 | updates, seconds | {last["updates"]}, {last["seconds"]:.0f} |
 | K: first, smallest, largest, last | {ks[0]}, {min(ks)}, {max(ks)}, {ks[-1]} |
@@ -40,7 +43,7 @@ At the best parameters:
 {result.diagnosis}
 ```
 
-![perplexity, K and relative bias](run.png)
+![{name}, K and relative bias](run.png)
 
 ![decay of the gradient](decay.png)
 """
@@ -51,12 +54,13 @@ def run_figure(config: TrainConfig, history: list[dict[str, Any]]) -> Figure:
     figure = Figure(figsize=(7.0, 7.5), layout="constrained")
     top, middle, bottom = figure.subplots(3, 1, sharex=True)
     passes = [row["data_passes"] for row in history]
-    top.plot(passes, [np.exp(row["train_loss"]) for row in history], color="0.6", label="training")
-    top.plot(passes, [row["valid_ppl"] for row in history], color=BLUE, label="validation")
-    top.plot(
-        passes, [row["test_ppl"] for row in history], color=VERMILION, ls="--", label="test at best"
-    )
-    top.set_ylabel("perplexity")
+    score = config.score
+    training = [config.valid_metrics(row["train_loss"])[f"valid_{score}"] for row in history]
+    top.plot(passes, training, color="0.6", label="training")
+    top.plot(passes, [row[f"valid_{score}"] for row in history], color=BLUE, label="validation")
+    tested = [row[f"test_{score}"] for row in history]
+    top.plot(passes, tested, color=VERMILION, ls="--", label="test at best")
+    top.set_ylabel(SCORES[score])
     top.set_title(config.setting)
     top.legend(fontsize="small")
     middle.step(passes, [row["k"] for row in history], color=BLUE, where="post")

@@ -5,38 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..diagnose import Diagnosis, diagnose
-from ..model import LossFn
 from ..probe import draw_segment, probe_segment
 from ..run_folder import TrainingError
 from ..stream import SequenceStream
-from ..tasks.sequence_model import perplexity
 from ..trainer import FitResult, Trainer
 from ..truncation import choose_truncation
 from .config import TrainConfig
-
-
-class Task(Protocol):
-    """What a task's configuration offers besides its numbers."""
-
-    @property
-    def task(self) -> str:
-        """Name of the task."""
-
-    def streams(self) -> dict[str, SequenceStream]:
-        """Training, validation and test data."""
-
-    def model(self) -> nn.Module:
-        """A new model."""
-
-    @property
-    def loss_fn(self) -> LossFn:
-        """The loss."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +51,7 @@ def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimiz
 
 
 def train_run(
-    config: Any,
+    config: TrainConfig,
     folder: str | Path,
     *,
     resume: bool = False,
@@ -104,14 +84,14 @@ def train_run(
         config.controller(),
         run_dir=folder,
         scheduler=scheduler,
-        step_scale=config.step_scale,
+        step_scale=config.rate_rule,
         clip=config.make_clip(),
         losses=config.losses,
         estimates_per_epoch=config.estimates_per_epoch,
         burn_in=config.burn_in,
         eval_chunk=config.eval_chunk,
         callbacks=[
-            lambda trainer, metrics: _test_at_best(trainer, metrics, streams["test"]),
+            lambda trainer, metrics: _test_at_best(trainer, metrics, config, streams["test"]),
             lambda trainer, metrics: _error_bars(trainer, metrics, config, streams["train"]),
         ],
         show=show,
@@ -134,7 +114,7 @@ def train_run(
     return RunResult(fit, diagnosis, folder)
 
 
-def _claim(config: Any, folder: Path, resume: bool) -> None:
+def _claim(config: TrainConfig, folder: Path, resume: bool) -> None:
     """Write the configuration, or check that a run to be resumed has the same."""
     path = folder / "config.toml"
     try:
@@ -152,15 +132,16 @@ def _claim(config: Any, folder: Path, resume: bool) -> None:
         raise TrainingError(f"cannot write to {folder}: {error}") from error
 
 
-def _test_at_best(trainer: Trainer, metrics: dict[str, Any], test: SequenceStream) -> None:
-    """Add the test loss of the parameters that are best on the validation data so far."""
+def _test_at_best(
+    trainer: Trainer, metrics: dict[str, Any], config: TrainConfig, test: SequenceStream
+) -> None:
+    """Add the test metrics of the parameters that are best on the validation data so far."""
+    metrics.update(config.valid_metrics(metrics["valid_loss"]))
     if trainer.best_epoch == metrics["epoch"]:
-        loss = trainer.evaluate(test)
+        metrics.update(config.test_metrics(trainer, test))
     else:
-        loss = trainer.history[-1]["test_loss"]
-    metrics["test_loss"] = loss
-    metrics["valid_ppl"] = perplexity(metrics["valid_loss"])
-    metrics["test_ppl"] = perplexity(loss)
+        before = trainer.history[-1]
+        metrics.update({name: v for name, v in before.items() if name.startswith("test_")})
 
 
 def _error_bars(

@@ -25,7 +25,7 @@ def rows(experiment: Experiment, cells: list[dict[str, Any]]) -> list[Row]:
             "epochs": max(cell["epochs"] for cell in mine),
         }
         for metric in experiment.metrics:
-            values = [cell[metric] for cell in mine]
+            values = [experiment.factors.get(metric, 1.0) * cell[metric] for cell in mine]
             printed = experiment.printed.get(setting, {}).get(metric)
             row[f"{metric}_mean"] = statistics.fmean(values)
             row[f"{metric}_sd"] = statistics.stdev(values) if len(values) > 1 else None

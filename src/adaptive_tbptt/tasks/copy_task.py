@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from ..experiments.config import TrainConfig, nearest, option
+from ..experiments.config import nearest, option
 from ..stream import SequenceStream
 from .copy_data import copy_stream, copy_symbols, read_arrays
-from .sequence_model import SymbolModel, seeded, symbol_loss
+from .perplexity import PerplexityConfig
+from .sequence_model import SymbolModel, seeded
 
 
 @dataclass(frozen=True, kw_only=True)
-class CopyConfig(TrainConfig):
+class CopyConfig(PerplexityConfig):
     """Hyperparameters of the copy task."""
+
+    task: ClassVar[str] = "copy"
 
     m: int = option(10, "symbols to remember; with --m-min, the largest number")
     m_min: int | None = option(None, "smallest number of symbols; drawn uniformly up to --m")
@@ -42,11 +45,6 @@ class CopyConfig(TrainConfig):
                 f"a probe of {self.burn_in} + {self.window} steps does not fit into rows of "
                 f"{self.train_steps}"
             )
-
-    @property
-    def task(self) -> str:
-        """Name of the task."""
-        return "copy"
 
     def streams(self) -> dict[str, SequenceStream]:
         """Return the training, validation and test streams."""
@@ -78,11 +76,6 @@ class CopyConfig(TrainConfig):
             lambda: SymbolModel(self.data_symbols + 2, self.hidden, self.layers, cell, encoder),
         )
         return model
-
-    @property
-    def loss_fn(self) -> Any:
-        """Cross entropy."""
-        return symbol_loss
 
 
 # The authors' release: tau at 0.8 of the window, weight decay 1e-5, clipping at 1 / K2.

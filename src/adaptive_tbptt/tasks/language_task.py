@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..experiments.config import TrainConfig, nearest, option
+from ..experiments.config import nearest, option
 from ..stream import SequenceStream
 from .corpus import SOURCES, Corpus, read_corpus
-from .sequence_model import recurrent_layer, release_init, seeded, symbol_loss
+from .perplexity import PerplexityConfig
+from .sequence_model import recurrent_layer, release_init, seeded
 
 
 class LanguageModel(nn.Module):
@@ -73,8 +74,10 @@ def language_stream(tokens: NDArray[np.int32], rows: int) -> SequenceStream:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LanguageConfig(TrainConfig):
+class LanguageConfig(PerplexityConfig):
     """Hyperparameters of language modelling."""
+
+    task: ClassVar[str] = "language"
 
     data: str | None = option(None, "folder with train.txt, valid.txt and test.txt")
     dataset: str = option("text", "ptb and wikitext-2 check the numbers of tokens; text is any")
@@ -96,11 +99,6 @@ class LanguageConfig(TrainConfig):
             raise nearest(self.dataset, ("text", *SOURCES), "dataset")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
-
-    @property
-    def task(self) -> str:
-        """Name of the task."""
-        return "language"
 
     def corpus(self) -> Corpus:
         """Read the text, or its cache."""
@@ -140,11 +138,6 @@ class LanguageConfig(TrainConfig):
             ),
         )
         return model
-
-    @property
-    def loss_fn(self) -> Any:
-        """Cross entropy."""
-        return symbol_loss
 
 
 # The paper's numbers, and from the release what it leaves out: weight decay 1e-7, burn-in 40,
