@@ -350,6 +350,36 @@ def test_other_loggers_get_everything_and_are_closed():
     assert memory.rows[-1] == (STEPS, "epoch")
 
 
+def test_tensorboard_gets_the_numbers_when_asked_for(tmp_path, monkeypatch):
+    import sys
+    import types
+
+    written = []
+
+    class Writer:
+        def __init__(self, folder):
+            self.folder = folder
+
+        def add_scalar(self, name, value, step):
+            written.append((name, step))
+
+        def close(self):
+            written.append("closed")
+
+    fake = types.ModuleType("torch.utils.tensorboard")
+    fake.SummaryWriter = Writer
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    build(tmp_path, tensorboard=True).fit(*streams(), epochs=1)
+    assert ("valid_loss", STEPS) in written
+    assert ("k", STEPS) in written
+    assert written[-1] == "closed"
+    with pytest.raises(ValueError, match="needs a run_dir"):
+        build(tensorboard=True)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ImportError, match=r"pip install 'adaptive-tbptt\[tensorboard\]'"):
+        build(tmp_path / "other", tensorboard=True)
+
+
 def test_a_window_that_will_not_fit_is_said_before_training(monkeypatch):
     from adaptive_tbptt import trainer as module
 

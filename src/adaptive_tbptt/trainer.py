@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ from .clip import Clip
 from .control import Controller
 from .evaluate import evaluate
 from .interrupt import DeferredInterrupt
-from .loggers import Logger, Metrics
+from .loggers import Logger, Metrics, TensorBoardLogger
 from .memory import SAMPLE_STEPS, estimate_window_bytes, free_bytes
 from .meter import LossMeter
 from .model import LossFn
@@ -80,6 +81,8 @@ class Trainer:
         checkpoint_seconds: time between checkpoints inside an epoch; one is written at every end
             of an epoch and on Ctrl-C too.
         loggers: further places for metrics.
+        tensorboard: write scalars for TensorBoard into the run folder; None does so where it is
+            installed.
         callbacks: each is called as `callback(trainer, metrics)` after every epoch and may add to
             the metrics; what it needs later it finds in `trainer.history`.
         show: whether to show progress.
@@ -109,6 +112,7 @@ class Trainer:
         max_seconds: float | None = None,
         checkpoint_seconds: float = 60.0,
         loggers: Sequence[Logger] = (),
+        tensorboard: bool | None = None,
         callbacks: Sequence[Callback] = (),
         show: bool = True,
         seed: int = 0,
@@ -124,6 +128,12 @@ class Trainer:
         self.eval_chunk = eval_chunk
         self.folder = RunFolder(run_dir)
         self.loggers, self.callbacks = list(loggers), list(callbacks)
+        if tensorboard is None:
+            tensorboard = run_dir is not None and find_spec("tensorboard") is not None
+        if tensorboard:
+            if run_dir is None:
+                raise ValueError("tensorboard needs a run_dir to write to")
+            self.loggers.append(TensorBoardLogger(Path(run_dir) / "tensorboard"))
         self.tbptt = AdaptiveTBPTT(
             model,
             loss_fn,
