@@ -189,6 +189,25 @@ def test_many_interruptions_and_wrappers_resume_exactly_too(tmp_path):
     assert all(torch.equal(final(trainer)[k], expected[k]) for k in expected)
 
 
+def test_a_stream_of_chunks_resumes_exactly_too(tmp_path):
+    train, valid = streams()
+    chunks = [train.segment(a, a + 15)[:2] for a in range(0, STEPS, 15)]
+
+    def fit(folder, stop=None):
+        trainer = build(folder, estimate_every=40)
+        if stop:
+            StopAt(trainer, stop)
+        trainer.fit(at.ChunkStream(chunks), valid, epochs=3, resume=True)
+        return final(trainer)
+
+    whole = fit(tmp_path / "whole")
+    for stop in (5, 30):
+        with pytest.raises(KeyboardInterrupt):
+            fit(tmp_path / "parts", stop)
+    parts = fit(tmp_path / "parts")
+    assert all(torch.equal(parts[k], whole[k]) for k in whole)
+
+
 def test_extending_a_finished_run_equals_a_longer_one(tmp_path):
     build(tmp_path / "a").fit(*streams(), epochs=1)
     trainer = build(tmp_path / "a")
@@ -381,7 +400,7 @@ def test_tensorboard_gets_the_numbers_when_asked_for(tmp_path, monkeypatch):
 
 
 def test_a_window_that_will_not_fit_is_said_before_training(monkeypatch):
-    from adaptive_tbptt import trainer as module
+    from adaptive_tbptt import memory as module
 
     monkeypatch.setattr(module, "free_bytes", lambda device: 1000)
     with pytest.warns(ResourceWarning, match="k_max=12 needs about"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor
 
 from .backprop import Weigh, window_forward
 from .model import LossFn, Recurrent
-from .stream import Segment
+from .stream import Segment, Stream
 from .undisturbed import undisturbed
+from .windows import AdaptiveTBPTT
 
 SAMPLE_STEPS = 24  # enough that what grows with the window outweighs what does not
 
@@ -77,3 +79,29 @@ def free_bytes(device: torch.device) -> int | None:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
         return None
+
+
+def warn_of_memory(tbptt: AdaptiveTBPTT, train: Stream) -> None:
+    """Say before training starts that a window of k_max will not fit."""
+    k = tbptt.controller.k_max
+    if train.length is not None:
+        k = min(k, train.length)
+    start, stop = train.cursor, train.cursor + SAMPLE_STEPS
+    if train.available(stop) < stop:
+        return
+    needed = estimate_window_bytes(
+        tbptt.recurrent,
+        tbptt.loss_fn,
+        train.segment(start, stop),
+        k,
+        tbptt.losses_per_window(k),
+        tbptt.weigh,
+    )
+    free = free_bytes(tbptt.recurrent.device)
+    if free is not None and needed > free:
+        warnings.warn(
+            f"a window at k_max={k} needs about {needed / 2**30:.1f} GiB for its activations, "
+            f"{free / 2**30:.1f} GiB are free: lower k_max or the batch size",
+            ResourceWarning,
+            stacklevel=3,
+        )

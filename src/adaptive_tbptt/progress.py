@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from .control import Control
+
 INTERVAL = 10.0  # seconds between plain lines; arbitrary
+
+
+def describe(numbers: Mapping[str, Any], best: float | None, control: Control) -> str:
+    """Return the line of an epoch, finished or under way."""
+    parts = [f"epoch {numbers['epoch']}", f"loss {numbers['train_loss']:.4f}"]
+    if numbers.get("valid_loss") is not None:
+        parts.append(f"valid {numbers['valid_loss']:.4f}")
+    elif best is not None:
+        parts.append(f"best valid {best:.4f}")
+    parts.append(f"K {control.k}")
+    if control.decision is not None:
+        parts.append(f"beta {control.decision.beta:.3f}")
+        parts.append(f"bias {control.decision.relative_bias:.3g}")
+    return "  ".join(parts)
 
 
 class ProgressDisplay:

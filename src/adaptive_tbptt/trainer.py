@@ -23,10 +23,10 @@ from .control import Controller
 from .evaluate import evaluate
 from .interrupt import DeferredInterrupt
 from .loggers import Logger, Metrics, TensorBoardLogger
-from .memory import SAMPLE_STEPS, estimate_window_bytes, free_bytes
+from .memory import warn_of_memory
 from .meter import LossMeter
 from .model import LossFn
-from .progress import ProgressDisplay
+from .progress import ProgressDisplay, describe
 from .random_state import get_random_state, set_random_state
 from .run_folder import RunFolder, TrainingError
 from .step_scale import Rule, StepScale
@@ -185,7 +185,7 @@ class Trainer:
             DeferredInterrupt() as interrupt,
             ProgressDisplay(total, self.tbptt.trained_steps, show=self.show) as display,
         ):
-            self._warn_of_memory(train)
+            warn_of_memory(self.tbptt, train)
             try:
                 stopped = self._run_epochs(train, valid, epochs, interrupt, display)
             finally:
@@ -318,17 +318,7 @@ class Trainer:
 
     def _line(self, epoch: dict[str, Any] | None = None) -> str:
         numbers = epoch or {"epoch": self.epoch + 1, "train_loss": self._meter.mean}
-        parts = [f"epoch {numbers['epoch']}", f"loss {numbers['train_loss']:.4f}"]
-        if numbers.get("valid_loss") is not None:
-            parts.append(f"valid {numbers['valid_loss']:.4f}")
-        elif self.best_loss is not None:
-            parts.append(f"best valid {self.best_loss:.4f}")
-        parts.append(f"K {self.tbptt.k}")
-        decision = self.tbptt.control.decision
-        if decision is not None:
-            parts.append(f"beta {decision.beta:.3f}")
-            parts.append(f"bias {decision.relative_bias:.3g}")
-        return "  ".join(parts)
+        return describe(numbers, self.best_loss, self.tbptt.control)
 
     def _log_estimate(self) -> None:
         latest = self.tbptt.history[-1]
@@ -402,28 +392,3 @@ class Trainer:
         self.history = saved["history"]
         self.best_epoch, self.best_loss, self.best_state = saved["best"]
         set_random_state(saved["random"])
-
-    def _warn_of_memory(self, train: Stream) -> None:
-        """Say before training starts that a window of k_max will not fit."""
-        tbptt, k = self.tbptt, self.tbptt.controller.k_max
-        if train.length is not None:
-            k = min(k, train.length)
-        if train.available(SAMPLE_STEPS) < SAMPLE_STEPS:
-            return
-        recurrent = tbptt.recurrent
-        needed = estimate_window_bytes(
-            recurrent,
-            self.loss_fn,
-            train.segment(0, SAMPLE_STEPS),
-            k,
-            tbptt.losses_per_window(k),
-            tbptt.weigh,
-        )
-        free = free_bytes(recurrent.device)
-        if free is not None and needed > free:
-            warnings.warn(
-                f"a window at k_max={k} needs about {needed / 2**30:.1f} GiB for its activations, "
-                f"{free / 2**30:.1f} GiB are free: lower k_max or the batch size",
-                ResourceWarning,
-                stacklevel=3,
-            )
