@@ -122,6 +122,7 @@ class Recurrent:
         self._start: State = None
         self._example: State = None
         self._home: Any = None
+        self.fused: bool | None = None  # whether the probe's fast path was found to be exact
 
     @property
     def has_features(self) -> bool:
@@ -264,7 +265,7 @@ class Recurrent:
         home = None if first is None else (first.device, first.dtype)
         if self._dims is not None and self._home == home:
             return
-        self._home = home
+        self._home, self.fused = home, None
         row = map_leaves(lambda leaf: leaf[:1, :1], inputs)
         pair = map_leaves(lambda leaf: torch.cat([leaf[:1, :1], leaf[:1, -1:]], dim=1), inputs)
         with undisturbed(self.module, train=False), torch.no_grad():

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .backprop import Weigh
 from .decay import floor_of
+from .fused import layer_pass
 from .model import (
     LossFn,
     Nest,
@@ -43,6 +44,7 @@ def probe(
     train: bool | None = None,
     batch_first: bool | None = None,
     state_batch_dim: int | None = None,
+    fused: bool = True,
 ) -> LagProfile:
     """Measure the gradient norms of the last step's loss at every lag, for every row.
 
@@ -62,6 +64,8 @@ def probe(
             training, dropout is part of the gradient that truncation would bias.
         batch_first: layout of model and data; None asks the model.
         state_batch_dim: overrides the search for the state's batch dimension.
+        fused: False never takes the fast path for `nn.LSTM`, `nn.GRU` and `nn.RNN`, which is
+            otherwise taken where it was found to give the same numbers.
 
     Returns:
         A profile of `burn_in + window` steps: lags 0..window, one column per row.
@@ -78,7 +82,7 @@ def probe(
     """
     recurrent = as_recurrent(model, batch_first=batch_first, state_batch_dim=state_batch_dim)
     segment = time_first(inputs, targets, resets, batch_first=recurrent.batch_first)
-    profile = probe_segment(recurrent, loss_fn, segment, state, burn_in, train=train)
+    profile = probe_segment(recurrent, loss_fn, segment, state, burn_in, train=train, fused=fused)
     check_reached(profile, segment.resets)
     return profile
 
@@ -91,6 +95,7 @@ def probe_segment(
     burn_in: int = 0,
     *,
     train: bool | None = None,
+    fused: bool = True,
 ) -> LagProfile:
     """Probe a time-first segment; see `probe`. The caller is to `check_reached`."""
     inputs, targets, resets = segment
@@ -108,12 +113,15 @@ def probe_segment(
         mode = recurrent.module.training
         _refuse_batch_norm(recurrent.module)
         state = _warm_up(recurrent, inputs, state, resets, burn_in)
-        entering, final, features = _record(
-            recurrent,
-            slice_steps(inputs, burn_in, None),
-            state,
-            slice_steps(resets, burn_in, None),
-        )
+        observed = slice_steps((inputs, resets), burn_in, None)
+        earlier = None
+        if fused and window > 1 and (resets is None or not resets[burn_in:].any()):
+            earlier = layer_pass(recurrent, slice_steps(observed[0], 0, window - 1), state)
+        if earlier is not None:
+            observed = slice_steps(observed, window - 1, None)
+            reached = iter(earlier.final)
+            state = map_leaves(lambda _: _as_variable(next(reached)), state)
+        entering, final, features = _record(recurrent, observed[0], observed[1], state)
         loss = recurrent.loss(loss_fn, features, slice_steps(targets, -1, None))
         if not torch.isfinite(loss):
             raise ValueError(f"the loss is {loss.item()}: nothing can be measured there")
@@ -123,12 +131,18 @@ def probe_segment(
             )
         if not loss.requires_grad:
             raise ValueError(f"{_NOT_REACHED}. It depends on nothing that has a gradient")
-        readout, gradients = _differentiate(
-            loss * rows_of(inputs),
-            features if recurrent.has_features else None,
-            entering,
-            recurrent,
+        readout, by_lag = _differentiate(
+            loss * rows_of(inputs), features if recurrent.has_features else None, entering
         )
+        gradients = _stack(recurrent, by_lag)
+        if earlier is not None:
+            # Lag 1 came from autograd; the state it belongs to takes the others from here.
+            further = earlier.backward(leaves(by_lag[0]))
+            layers = [leaf[:, i].flip(0) for leaf in further for i in range(leaf.shape[1])]
+            gradients = {
+                name: torch.cat([g, more])
+                for (name, g), more in zip(gradients.items(), layers, strict=True)
+            }
     _check_finite_gradient(readout, gradients)
     seen = None if readout is None else _seen_by_readout(features, recurrent.components(final))
     return _reduce(readout, gradients, seen, train=mode, burn_in=burn_in)
@@ -150,11 +164,15 @@ def _warm_up(
             burn, cuts = slice_steps((inputs, resets), 0, burn_in)
             for step in unroll(recurrent, burn, state, cuts):
                 state = step.leaving
-    return map_leaves(lambda x: x.detach().clone().requires_grad_(x.is_floating_point()), state)
+    return map_leaves(_as_variable, state)
+
+
+def _as_variable(leaf: Tensor) -> Tensor:
+    return leaf.detach().clone().requires_grad_(leaf.is_floating_point())
 
 
 def _record(
-    recurrent: Recurrent, inputs: Nest, state: State, resets: Tensor | None
+    recurrent: Recurrent, inputs: Nest, resets: Tensor | None, state: State
 ) -> tuple[list[State], State, Any]:
     """Run the window; return the state that enters each step, the last state and features."""
 
@@ -176,20 +194,25 @@ def _record(
 
 
 def _differentiate(
-    loss: Tensor, features: Tensor | None, entering: list[State], recurrent: Recurrent
-) -> tuple[Tensor | None, dict[str, Tensor]]:
-    """One backward pass: the gradient at the readout, and `(lags, rows, dims)` per component."""
+    loss: Tensor, features: Tensor | None, entering: list[State]
+) -> tuple[Tensor | None, list[State]]:
+    """One backward pass: the gradient at the readout, and at every entering state, lag 1 first."""
     wanted = [x for state in reversed(entering) for x in leaves(state) if x.requires_grad]
     if features is not None:
         wanted.append(features)
     found = list(torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True))
     readout = found.pop() if features is not None else None
     remaining = iter(found)
-    parts = [
-        recurrent.components(map_leaves(lambda x: next(remaining) if x.requires_grad else x, state))
+    return readout, [
+        map_leaves(lambda x: next(remaining) if x.requires_grad else x, state)
         for state in reversed(entering)
     ]
-    return readout, {name: torch.stack([p[name] for p in parts]) for name in parts[0]}
+
+
+def _stack(recurrent: Recurrent, by_lag: list[State]) -> dict[str, Tensor]:
+    """Return `(lags, rows, dims)` for every component of the state."""
+    parts = [recurrent.components(gradient) for gradient in by_lag]
+    return {name: torch.stack([p[name] for p in parts]) for name in parts[0]}
 
 
 def _seen_by_readout(features: Any, components: dict[str, Tensor]) -> str | None:

@@ -1,0 +1,191 @@
+"""The fast path of the probe: models whose state is that of one `nn.LSTM`, `nn.GRU` or `nn.RNN`.
+
+The last step, with the readout and the loss, is run by autograd as for any model. What remains is
+the gradient of its entering state with respect to all earlier ones, and that involves the layer
+alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .gates import gru_backward, lstm_backward, rnn_backward, weights_of
+from .model import Nest, Recurrent
+from .state import State, detach, leaves, map_leaves, select_rows
+from .undisturbed import undisturbed
+from .unroll import unroll
+
+
+class _Captured(Exception):
+    """Ends a forward pass once the input of the layer is known."""
+
+
+def recurrent_layer_of(recurrent: Recurrent) -> nn.RNNBase | None:
+    """Return the one layer that may be all of the model's recurrence, if there is just one."""
+    found: list[Any] = [
+        m for m in recurrent.module.modules() if type(m) in (nn.LSTM, nn.GRU, nn.RNN)
+    ]
+    cells = any(isinstance(m, nn.RNNCellBase) for m in recurrent.module.modules())
+    if len(found) != 1 or cells or found[0].bidirectional:
+        return None
+    layer: nn.RNNBase = found[0]
+    return layer
+
+
+def layer_inputs(recurrent: Recurrent, layer: nn.RNNBase, inputs: Nest, state: State) -> Tensor:
+    """Run the model up to its layer and return what the layer is given, time first."""
+    seen: list[Any] = []
+
+    def stop(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        seen.append(args[0] if args else named["input"])
+        raise _Captured
+
+    handle = layer.register_forward_pre_hook(stop, with_kwargs=True)
+    try:
+        recurrent.core(inputs, state)
+    except _Captured:
+        pass
+    finally:
+        handle.remove()
+    if not seen:
+        raise RuntimeError("the model did not call its recurrent layer")
+    x: Tensor = seen[0]
+    return x.transpose(0, 1) if layer.batch_first else x
+
+
+def layer_pass(recurrent: Recurrent, inputs: Nest, state: State) -> LayerPass | None:
+    """Run the model's layer over `inputs`, or return None where the fast path does not apply.
+
+    Args:
+        recurrent: the model.
+        inputs: `(steps, rows, ...)`.
+        state: state entering the first step.
+    """
+    # Under autocast the products change their type; the general path leaves that to torch.
+    if torch.is_autocast_enabled(recurrent.device.type):
+        return None
+    if recurrent.fused is None:
+        recurrent.fused = _is_exact(recurrent, inputs, state)
+    layer = recurrent_layer_of(recurrent)
+    if not recurrent.fused or layer is None:
+        return None
+    with torch.no_grad():
+        return LayerPass(layer, layer_inputs(recurrent, layer, inputs, state), detach(state))
+
+
+def _is_exact(recurrent: Recurrent, inputs: Nest, state: State) -> bool:
+    """Compare both paths on a few steps of up to two rows; what they disagree on is not fused.
+
+    They agree where the model hands its state to the layer as it is, returns the layer's as its
+    own, and computes the layer's input from its inputs alone.
+    """
+    layer = recurrent_layer_of(recurrent)
+    kinds = 2 if isinstance(layer, nn.LSTM) else 1
+    if layer is None or [x.dim() for x in leaves(state)] != [3] * kinds:
+        return False
+    rows = torch.arange(min(2, leaves(inputs)[0].shape[1]))
+    few = map_leaves(lambda x: x[:3, : len(rows)], inputs)
+    start = select_rows(detach(state), rows, recurrent.dims(inputs))
+    generator = torch.Generator().manual_seed(0)
+    with undisturbed(recurrent.module, train=False, backward=True):
+        with torch.no_grad():
+            try:
+                ours = LayerPass(layer, layer_inputs(recurrent, layer, few, start), start)
+            except (RuntimeError, ValueError, IndexError):
+                return False
+        with torch.enable_grad():
+            variable = map_leaves(lambda x: x.clone().requires_grad_(), start)
+            steps = list(
+                unroll(recurrent, few, variable, prepare=lambda s: map_leaves(Tensor.view_as, s, s))
+            )
+            final, entering = leaves(steps[-1].leaving), [leaves(s.entering) for s in steps]
+            if [x.shape for x in final] != [x.shape for x in ours.final] or not all(
+                x.requires_grad for x in final
+            ):
+                return False
+            given = [
+                torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for x in final
+            ]
+            wanted = [x for step in entering for x in step]
+            theirs = torch.autograd.grad(
+                final, wanted, given, allow_unused=True, materialize_grads=True
+            )
+        mine = ours.backward(given)
+    same = all(torch.allclose(a, b, 1e-3, 1e-5) for a, b in zip(ours.final, final, strict=True))
+    flat = [mine[i][t] for t in range(len(steps)) for i in range(kinds)]
+    return same and all(
+        torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(flat, theirs, strict=True)
+    )
+
+
+class LayerPass:
+    """The layer run forward without gradient, one sublayer at a time."""
+
+    def __init__(self, layer: nn.RNNBase, x: Tensor, state: State) -> None:
+        self.layer = layer
+        self.start = leaves(state)
+        self.inputs: list[Tensor] = []
+        self.outputs: list[Tensor] = []
+        self.masks: list[Tensor | None] = []
+        final: list[list[Tensor]] = [[] for _ in self.start]
+        for index in range(layer.num_layers):
+            mask = None
+            if index and layer.training and layer.dropout:
+                mask = F.dropout(torch.ones_like(x), layer.dropout)
+                x = x * mask
+            self.masks.append(mask)
+            self.inputs.append(x)
+            x, last = _run_one(layer, index, x, [leaf[index : index + 1] for leaf in self.start])
+            self.outputs.append(x)
+            for store, leaf in zip(final, last, strict=True):
+                store.append(leaf)
+        self.final = [torch.cat(parts) for parts in final]
+
+    def backward(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Return `(steps, layers, rows, dims)` per state leaf: gradients of the entering states.
+
+        Args:
+            gradients: with respect to the final state, one per leaf.
+        """
+        steps = len(self.outputs[0])
+        found: list[Any] = [g.new_empty(steps, *g.shape) for g in gradients]
+        above: Tensor | None = None
+        for index in reversed(range(self.layer.num_layers)):
+            w, x, out = weights_of(self.layer, index), self.inputs[index], self.outputs[index]
+            h0, gh = self.start[0][index], gradients[0][index]
+            if isinstance(self.layer, nn.LSTM):
+                c0, gc = self.start[1][index], gradients[1][index]
+                entering = lstm_backward(w, x, h0, c0, out, above, gh, gc)
+                found[1][:, index] = entering.c
+            elif isinstance(self.layer, nn.GRU):
+                entering = gru_backward(w, x, h0, out, above, gh)
+            else:
+                relu = self.layer.nonlinearity == "relu"
+                entering = rnn_backward(w, relu, h0, out, above, gh)
+            found[0][:, index] = entering.h
+            mask = self.masks[index]
+            above = entering.x if mask is None else entering.x * mask
+        return found
+
+
+def _run_one(
+    layer: nn.RNNBase, index: int, x: Tensor, start: list[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """Run sublayer `index` with the kernel that torch has for it."""
+    options: dict[str, Any] = {"bias": layer.bias, "device": "meta", "dtype": x.dtype}
+    if isinstance(layer, nn.LSTM):
+        options["proj_size"] = layer.proj_size
+    if isinstance(layer, nn.RNN):
+        options["nonlinearity"] = layer.nonlinearity
+    kind: Any = type(layer)
+    one = kind(x.shape[-1], layer.hidden_size, **options)
+    names = [name for name, _ in one.named_parameters()]
+    parameters = {n: getattr(layer, n.replace("_l0", f"_l{index}")).detach() for n in names}
+    contiguous = [leaf.contiguous() for leaf in start]
+    state = tuple(contiguous) if len(contiguous) == 2 else contiguous[0]
+    out, final = torch.func.functional_call(one, parameters, (x.contiguous(), state))
+    return out, leaves(final)
