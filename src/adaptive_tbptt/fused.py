@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .gates import gru_backward, lstm_backward, rnn_backward, weights_of
-from .model import Nest, Recurrent
+from .model import Nest, Recurrent, steps_of
 from .state import State, detach, leaves, map_leaves, select_rows
 from .undisturbed import undisturbed
 from .unroll import unroll
@@ -54,7 +54,10 @@ def layer_inputs(recurrent: Recurrent, layer: nn.RNNBase, inputs: Nest, state: S
     if not seen:
         raise RuntimeError("the model did not call its recurrent layer")
     x: Tensor = seen[0]
-    return x.transpose(0, 1) if layer.batch_first else x
+    x = x.transpose(0, 1) if layer.batch_first else x
+    if x.dim() != 3 or len(x) != steps_of(inputs):
+        raise ValueError("the layer is not given all steps at once")
+    return x
 
 
 def layer_pass(recurrent: Recurrent, inputs: Nest, state: State) -> LayerPass | None:
