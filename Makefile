@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: run test format clean help
+.PHONY: run test bench format clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -26,6 +26,10 @@ test: $(READY)  ## format, lint, types, tests, doctests, examples
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+bench: $(READY)  ## time contenders side by side; on a quiet machine
+	$(BIN)/atbptt bench --out benchmarks/results
+	$(BIN)/python benchmarks/memory.py
 
 format: $(READY)  ## rewrite the sources in the project's format
 	$(BIN)/ruff format .

@@ -173,3 +173,11 @@ def test_ctrl_c_writes_a_checkpoint_and_exits_with_130(tmp_path):
     assert process.returncode == 130, errors
     assert "--resume goes on" in errors
     assert (tmp_path / "run" / "checkpoints" / "last.safetensors").exists()
+
+
+def test_the_benchmarks_run(tmp_path):
+    text = call("bench", "--size", "smoke", "--turns", "2", "--out", str(tmp_path))
+    for word in ("per step by hand", "plain loop", "adaptive", "bare products"):
+        assert word in text
+    assert (tmp_path / "bench.csv").read_text().count("\n") == 11
+    assert "did you mean copy" in call("bench", "--size", "cop", code=2)

@@ -332,3 +332,48 @@ def find_lr(
     if best is None:
         raise ValueError("every rate diverged; lower --lowest")
     _out.print(f"largest rate that does not diverge at K={config.k}: {best:g}", highlight=False)
+
+
+@app.command(epilog="Example: `atbptt bench --size copy --turns 10`")
+@sentences
+def bench(
+    size: Annotated[
+        list[str] | None, typer.Option(help="smoke, copy, ptb-small or ptb; may be repeated.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="probe, training or adaptivity; may be repeated.")
+    ] = None,
+    turns: Annotated[int, typer.Option(help="Turns each contender takes.")] = 5,
+    threads: Annotated[int | None, typer.Option(help="Threads of torch.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for bench.md and bench.csv.")] = None,
+) -> None:
+    """Time contenders side by side in one process; read the ratios, and only on a quiet machine."""
+    import csv
+
+    import torch
+
+    from .experiments.bench import BENCHMARKS, SIZES, as_markdown
+    from .experiments.cells import origin
+    from .experiments.config import nearest
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)
+    timings = []
+    for name in size or ["copy", "ptb-small"]:
+        if name not in SIZES:
+            raise nearest(name, SIZES, "size")
+        for kind in only or BENCHMARKS:
+            if kind not in BENCHMARKS:
+                raise nearest(kind, BENCHMARKS, "benchmark")
+            timings += BENCHMARKS[kind](SIZES[name], turns)
+    made = ", ".join(f"{k} {v}" for k, v in origin().items())
+    text = f"{as_markdown(timings)}\n\n{made}, {torch.get_num_threads()} threads\n"
+    _out.print(text, highlight=False, markup=False)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "bench.md").write_text(text)
+        with (out / "bench.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, [f.name for f in dataclasses.fields(timings[0])])
+            writer.writeheader()
+            writer.writerows(dataclasses.asdict(t) for t in timings)

@@ -1,0 +1,242 @@
+"""Speed, as ratios within one process: contenders take turns, so that noise falls on all alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..control import BiasTolerance, FixedTruncation
+from ..probe import probe_segment
+from ..stream import SequenceStream
+from ..tasks.language_task import LanguageModel
+from ..tasks.sequence_model import SymbolModel, symbol_loss
+from ..windows import AdaptiveTBPTT
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model and the data it is timed on.
+
+    Attributes:
+        name: what the table calls it.
+        hidden: units.
+        layers: layers.
+        symbols: size of the alphabet or vocabulary.
+        rows: batch size.
+        window: R.
+        k: truncation length for training.
+    """
+
+    name: str
+    hidden: int
+    layers: int
+    symbols: int
+    rows: int
+    window: int
+    k: int
+
+    def model(self) -> nn.Module:
+        """Return the model: the copy task's for small alphabets, the language model for others."""
+        if self.symbols < 100:
+            return SymbolModel(self.symbols, self.hidden, self.layers)
+        return LanguageModel(self.symbols, self.hidden, self.layers, dropout=0.0)
+
+    def stream(self, steps: int) -> SequenceStream:
+        """Return random symbols."""
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randint(self.symbols, (steps, self.rows), generator=generator)
+        return SequenceStream(x, x.roll(1, 0))
+
+
+SIZES = {
+    "smoke": Size("smoke", 8, 1, 6, 4, 20, 5),
+    "copy": Size("copy", 50, 2, 6, 64, 100, 10),
+    "ptb-small": Size("ptb-small", 128, 1, 8069, 16, 400, 50),
+    "ptb": Size("ptb", 900, 1, 10_000, 32, 400, 50),
+}
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one contender: the least and the median of its turns."""
+
+    benchmark: str
+    size: str
+    contender: str
+    least: float
+    median: float
+    turns: int
+
+
+def take_turns(
+    benchmark: str, size: str, contenders: dict[str, Callable[[], Any]], turns: int
+) -> list[Timing]:
+    """Run every contender once to warm up, then in turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(turns + 1):
+        for name, call in contenders.items():
+            start = time.perf_counter()
+            call()
+            if turn:
+                seconds[name].append(time.perf_counter() - start)
+    return [
+        Timing(benchmark, size, name, min(s), statistics.median(s), turns)
+        for name, s in seconds.items()
+    ]
+
+
+def bench_probe(size: Size, turns: int) -> list[Timing]:
+    """One profile: ours, per step by autograd, one fused pass, and the bare products."""
+    from ..model import as_recurrent
+
+    model: Any = size.model()
+    recurrent = as_recurrent(model)
+    segment = size.stream(size.window).segment(0, size.window)
+    return take_turns(
+        "probe",
+        size.name,
+        {
+            "ours": lambda: probe_segment(recurrent, symbol_loss, segment),
+            "ours, general path": lambda: probe_segment(
+                recurrent, symbol_loss, segment, fused=False
+            ),
+            "per step by hand": lambda: _probe_by_hand(model, segment.inputs, segment.targets),
+            "one fused pass": lambda: _one_pass(model, segment.inputs, segment.targets),
+            "bare products": lambda: _products(size, size.window, 3),
+        },
+        turns,
+    )
+
+
+def bench_training(size: Size, turns: int) -> list[Timing]:
+    """Ten windows of BPTT(2K, K): ours, a plain loop with the same gradient, the bare products."""
+    model: Any = size.model()
+    steps = 10 * size.k
+    stream = size.stream(steps)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def ours() -> None:
+        tbptt = AdaptiveTBPTT(model, symbol_loss, FixedTruncation(size.k))
+        for window in tbptt.windows(stream):
+            window.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return take_turns(
+        "training",
+        size.name,
+        {
+            "ours": ours,
+            "plain loop": lambda: _plain_loop(model, stream, optimizer, size.k),
+            "bare products": lambda: _products(size, 2 * steps, 3),
+        },
+        turns,
+    )
+
+
+def bench_adaptivity(size: Size, turns: int) -> list[Timing]:
+    """One epoch of 4000 steps at the same K, with the paper's one estimate and without."""
+    model: Any = size.model()
+    stream = size.stream(4000 if size.name != "smoke" else 200)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    options: dict[str, Any] = {"k_min": size.k, "k_max": size.k, "window": size.window}
+
+    def epoch(controller: Any) -> None:
+        for window in AdaptiveTBPTT(model, symbol_loss, controller).windows(stream):
+            window.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return take_turns(
+        "adaptivity",
+        size.name,
+        {
+            "adaptive": lambda: epoch(BiasTolerance(delta=0.999, **options)),
+            "fixed": lambda: epoch(FixedTruncation(size.k)),
+        },
+        turns,
+    )
+
+
+def _probe_by_hand(model: Any, x: Tensor, y: Tensor) -> list[Tensor]:
+    """A probe as a person would write it: step by step, keep every state, one backward pass."""
+    state = None
+    states: list[Tensor] = []
+    for t in range(len(x)):
+        out, state = model(x[t : t + 1], state)
+        for leaf in state if isinstance(state, tuple) else (state,):
+            leaf.retain_grad()
+            states.append(leaf)
+    symbol_loss(out, y[-1:]).backward()
+    model.zero_grad()
+    return [leaf.grad.norm(dim=-1) for leaf in states[:-1] if leaf.grad is not None]
+
+
+def _one_pass(model: Any, x: Tensor, y: Tensor) -> None:
+    """One forward and one backward pass of the fused layer over the window."""
+    features, _ = model.core(x, None)
+    symbol_loss(model.head(features[-1:]), y[-1:]).backward()
+    model.zero_grad()
+
+
+def _plain_loop(model: Any, stream: SequenceStream, optimizer: Any, k: int) -> None:
+    """BPTT(2K, K) as in circulation: head and loss everywhere, the first half masked out."""
+    state: Any = None
+    length = len(stream)
+    for first in range(0, length, k):
+        start = max(first - k, 0)
+        inputs, targets, _ = stream.segment(start, min(first + k, length))
+        context = first - start
+        parts = []
+        if context:
+            features, state = model.core(inputs[:context], state)
+            parts.append(features)
+        features, _ = model.core(inputs[context:], state)
+        out = model.head(torch.cat([*parts, features]))
+        losses = nn.functional.cross_entropy(
+            out.flatten(0, -2), targets.flatten(), reduction="none"
+        ).view(targets.shape)
+        losses[context:].mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        state = None if state is None else tuple(leaf.detach() for leaf in state)
+
+
+def _products(size: Size, steps: int, passes: int) -> None:
+    """The matrix products that no implementation of the recurrence can do without."""
+    rows, hidden = size.rows, size.hidden
+    h, w = torch.zeros(rows, hidden), torch.zeros(hidden, 4 * hidden)
+    x = torch.zeros(steps * rows, hidden)
+    for _ in range(passes * size.layers):
+        torch.mm(x, w)
+        for _ in range(steps):
+            torch.mm(h, w)
+
+
+BENCHMARKS: dict[str, Callable[[Size, int], list[Timing]]] = {
+    "probe": bench_probe,
+    "training": bench_training,
+    "adaptivity": bench_adaptivity,
+}
+
+
+def as_markdown(timings: list[Timing]) -> str:
+    """Return a table with the ratio of each contender to ours, by minima."""
+    ours = {(t.benchmark, t.size): t.least for t in timings if t.contender in ("ours", "adaptive")}
+    lines = [
+        "| benchmark | size | contender | least, s | median, s | ours / it |",
+        "|---|---|---|---|---|---|",
+    ]
+    for t in timings:
+        ratio = ours[t.benchmark, t.size] / t.least
+        lines.append(
+            f"| {t.benchmark} | {t.size} | {t.contender} | {t.least:.4f} | {t.median:.4f} | "
+            f"{ratio:.2f} |"
+        )
+    return "\n".join(lines)
