@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, TensorDataset
 
 import adaptive_tbptt as at
 
@@ -93,6 +93,9 @@ def test_a_data_loader_of_consecutive_chunks():
     assert torch.equal(stream.read(60).inputs, x.flatten(0, 1))
     with pytest.raises(ValueError, match="shuffles"):
         at.ChunkStream(DataLoader(TensorDataset(x, y), batch_size=None, shuffle=True))
+    for sampler in (RandomSampler(range(6)), SubsetRandomSampler(range(6))):
+        with pytest.raises(ValueError, match="shuffles"):
+            at.ChunkStream(DataLoader(TensorDataset(x, y), sampler=sampler))
 
 
 def test_sources_that_cannot_be_right():
@@ -107,9 +110,19 @@ def test_sources_that_cannot_be_right():
     with pytest.raises(ValueError, match=r"targets have \(time, batch\)"):
         at.ChunkStream([(torch.zeros(4, 2, 2), torch.zeros(3, 2))]).available(1)
     once = at.ChunkStream(part for part in parts)
-    once.read(60)
+    assert at.evaluate(nn.GRU(2, 4), F.mse_loss, once) > 0
     with pytest.raises(ValueError, match="once only"):
-        once.rewind()
+        once.read(1)
+
+
+def test_the_probes_share_is_kept_to_the_end():
+    _, parts = pieces(lengths=(5,) * 12)
+    stream = at.ChunkStream(parts)
+    control = at.BiasTolerance(delta=0.9, k_max=8, window=25, k_init=3)
+    tbptt = at.AdaptiveTBPTT(nn.GRU(2, 4), F.mse_loss, control, estimate_every=10, burn_in=2)
+    for window in tbptt.windows(stream):
+        window.backward()
+    assert len(tbptt.history) >= 5
 
 
 def test_a_schedule_per_epoch_needs_a_length():

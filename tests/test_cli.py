@@ -58,10 +58,10 @@ def test_a_run_leaves_config_metrics_checkpoints_figures_and_a_summary(tmp_path)
     }
     assert "delta = 0.5" in (out / "config.toml").read_text()
     assert "test perplexity" in (out / "summary.md").read_text()
-    assert "already holds a run" in train("--delta", "0.5", "--out", str(out), code=1)
+    assert "already holds a run" in train("--delta", "0.5", "--out", str(out), code=2)
     again = train("--delta", "0.5", "--out", str(out), "--resume", "--epochs", "3")
     assert "after epoch" in again
-    differs = train("--delta", "0.4", "--out", str(out), "--resume", code=1)
+    differs = train("--delta", "0.4", "--out", str(out), "--resume", code=2)
     assert "delta: 0.5 there, 0.4 here" in differs
 
 
@@ -85,6 +85,10 @@ def test_a_fixed_run_and_its_diagnosis(tmp_path):
         (["--k", "3", "--preset", "papr"], "did you mean paper?"),
         (["--k", "3", "--data", "nowhere.npz"], "nowhere.npz"),
         (["--k", "3", "--cell", "lsm"], "one of lstm, gru, rnn"),
+        (["--k", "3", "--tau", "3"], "tau must be a fraction"),
+        (["--k", "3", "--seed", "-1"], "seed must not be negative"),
+        (["--k", "3", "--valid-steps", "20"], "too short for a probe"),
+        (["--k", "3", "--resume", "--out", "typo"], "no run to resume in typo"),
     ],
 )
 def test_wrong_use_is_a_sentence_and_exit_code_2(args, says, tmp_path, monkeypatch):
@@ -92,6 +96,7 @@ def test_wrong_use_is_a_sentence_and_exit_code_2(args, says, tmp_path, monkeypat
     text = train(*args, code=2)
     assert says in text
     assert "Traceback" not in text
+    assert not (tmp_path / "runs").exists()  # nothing was claimed, so the corrected command works
 
 
 def test_an_unwritable_folder(tmp_path):
@@ -171,7 +176,7 @@ def test_ctrl_c_writes_a_checkpoint_and_exits_with_130(tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert "--resume goes on" in errors
+    assert "interrupted; --resume" in errors
     assert (tmp_path / "run" / "checkpoints" / "last.safetensors").exists()
 
 
@@ -181,3 +186,21 @@ def test_the_benchmarks_run(tmp_path):
         assert word in text
     assert (tmp_path / "bench.csv").read_text().count("\n") == 11
     assert "did you mean copy" in call("bench", "--size", "cop", code=2)
+
+
+def test_ctrl_c_in_a_table_leaves_checkpoints_and_no_process(tmp_path):
+    command = [sys.executable, "-m", "adaptive_tbptt", "reproduce", "copy-fixed", "--preset",
+               "quick", "--epochs", "10000", "--only", "K=5", "--out", str(tmp_path / "table"),
+               "--work", str(tmp_path / "work")]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    run = tmp_path / "work" / "K-5_init-0"
+    for _ in range(900):
+        if (run / "config.toml").exists():
+            break
+        time.sleep(0.1)
+    time.sleep(3.0)  # into the first epoch, before its own checkpoint is due
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=90)
+    assert process.returncode == 130, errors
+    assert "waiting for the cells" in out
+    assert (run / "checkpoints" / "last.safetensors").exists()

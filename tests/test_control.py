@@ -91,6 +91,20 @@ def test_limits_clip():
     assert {c.k for c in run(CONTROLLERS["limited"], [0.3, 0.99])} == {5, 9}
 
 
+def test_what_is_reported_is_the_bound_at_the_k_in_use():
+    measured = profile(0.9)
+    bias = at.bias_bound(measured.mean, at.fit_decay(measured.mean))
+    limited = at.Limited(TOLERANCE, low=1, high=3)
+    control = limited.update(limited.init(), measured)
+    assert control.k == 3
+    assert control.decision.relative_bias == pytest.approx(bias.relative[3])
+    assert not control.decision.outcome.met
+    wide = at.Bucketed(TOLERANCE, (40,))
+    control = wide.update(wide.init(), measured)
+    assert control.decision.relative_bias == pytest.approx(bias.relative[40])
+    assert control.decision.outcome.met
+
+
 def test_buckets_round_up():
     plain = [c.k for c in run(TOLERANCE, BETAS)]
     rounded = [c.k for c in run(CONTROLLERS["buckets"], BETAS)]

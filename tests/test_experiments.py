@@ -17,7 +17,6 @@ from adaptive_tbptt.experiments.plots import write_figures
 from adaptive_tbptt.experiments.run import make_optimizer, train_run
 from adaptive_tbptt.experiments.runner import run_cells
 from adaptive_tbptt.experiments.tables import rows, write_tables
-from adaptive_tbptt.run_folder import TrainingError
 from adaptive_tbptt.tasks.copy_task import PRESETS, CopyConfig
 from adaptive_tbptt.tasks.sequence_model import SymbolModel, count_parameters, symbol_loss
 
@@ -144,9 +143,9 @@ def test_a_run_folder_holds_everything_and_resumes_only_itself(tmp_path):
     assert at.evaluate(model, symbol_loss, streams["test"]) == pytest.approx(
         math.log(trained["test_ppl"])
     )
-    with pytest.raises(TrainingError, match="already holds a run"):
+    with pytest.raises(ValueError, match="already holds a run"):
         train_run(config, tmp_path / "run", show=False)
-    with pytest.raises(TrainingError, match=r"another configuration:\n  lr: 1.0 there, 2.0 here"):
+    with pytest.raises(ValueError, match=r"another configuration:\n  lr: 1.0 there, 2.0 here"):
         train_run(config.changed(lr=2.0), tmp_path / "run", resume=True, show=False)
     longer = train_run(config.changed(epochs=3), tmp_path / "run", resume=True, show=False)
     assert longer.fit.epochs == 3
@@ -176,6 +175,9 @@ def test_jobs_do_not_change_the_numbers_and_finished_cells_are_skipped(tmp_path)
     said.clear()
     run_cells(cells, tmp_path / "1", tmp_path / "work1", say=said.append)
     assert said == ["3 of 3 cells are finished"]
+    other = [Cell(cells[0].config.changed(epochs=2), 0)]
+    with pytest.raises(ValueError, match="epochs: 1 there, 2 here"):
+        run_cells(other, tmp_path / "1", tmp_path / "work1", say=said.append)
     assert not (tmp_path / "work1" / cells[0].name).exists()
     sizes = [p.stat().st_size for p in (tmp_path / "1" / "cells").glob("*.json")]
     assert max(sizes) < 100_000

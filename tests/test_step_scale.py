@@ -88,6 +88,16 @@ def test_tensor_rates_and_a_step_that_raises():
     assert w.item() == pytest.approx(-0.3)
 
 
+def test_a_second_scale_takes_the_place_of_the_first():
+    w = weight()
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    at.StepScale(optimizer).step(100)
+    at.StepScale(optimizer).step(4)
+    optimizer.step()
+    assert w.item() == pytest.approx(-0.2)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
 def test_an_unknown_rule_is_refused():
     with pytest.raises(ValueError, match="sqrt, linear, none"):
         at.StepScale(torch.optim.SGD([weight()], lr=0.1), "log")

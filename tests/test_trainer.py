@@ -217,6 +217,125 @@ def test_extending_a_finished_run_equals_a_longer_one(tmp_path):
     assert all(torch.equal(final(trainer)[k], final(longer)[k]) for k in final(longer))
 
 
+def test_best_parameters_are_kept_apart_and_survive_a_resume(tmp_path):
+    class Worsens:
+        """A loss that grows with every validation, so that epoch 1 stays the best."""
+
+        def __init__(self, trainer):
+            self.calls, self.evaluate = 0, trainer.evaluate
+
+        def __call__(self, stream):
+            self.calls += 1
+            return self.calls * 10.0
+
+    first = None
+    for epochs in (1, 2, 3):
+        trainer = build(tmp_path / "run")
+        trainer.evaluate = Worsens(trainer)
+        trainer.evaluate.calls = epochs - 1
+        trainer.fit(*streams(), epochs=epochs, resume=True)
+        if epochs == 1:
+            first = final(trainer)
+    assert trainer.best_epoch == 1
+    assert any(not torch.equal(v, first[k]) for k, v in final(trainer).items())
+    trainer.load_best()
+    assert all(torch.equal(v, first[k]) for k, v in final(trainer).items())
+
+
+def test_a_validation_loss_that_is_not_finite_is_never_the_best():
+    trainer = build()
+    losses = iter([float("nan"), 2.0, 3.0])
+    trainer.evaluate = lambda stream: next(losses)
+    result = trainer.fit(*streams(), epochs=3)
+    assert (result.best_epoch, result.best_loss) == (2, 2.0)
+
+
+def test_schedulers_are_restored_and_others_refused(tmp_path):
+    def make(folder, kind=torch.optim.lr_scheduler.LambdaLR):
+        trainer = build(folder)
+        optimizer = trainer.optimizer
+        if kind is torch.optim.lr_scheduler.LambdaLR:
+            trainer.scheduler = kind(optimizer, lambda epoch: 1 / (1 + epoch))
+        else:
+            trainer.scheduler = kind(optimizer, 2)
+        trainer._settings["scheduler"] = kind.__name__
+        return trainer
+
+    for epochs in (1, 2, 3):
+        trainer = make(tmp_path / "run")
+        trainer.fit(*streams(), epochs=epochs, resume=True)
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.05 / 4)
+    other = make(tmp_path / "run", torch.optim.lr_scheduler.StepLR)
+    with pytest.raises(at.TrainingError, match="scheduler was LambdaLR, is StepLR"):
+        other.fit(*streams(), epochs=4, resume=True)
+
+
+def test_ctrl_c_during_validation_is_not_lost(tmp_path):
+    trainer = build(tmp_path)
+    evaluate = trainer.evaluate
+
+    def interrupted(stream):
+        os.kill(os.getpid(), signal.SIGINT)
+        return evaluate(stream)
+
+    trainer.evaluate = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(*streams(), epochs=1)
+    resumed = build(tmp_path).fit(*streams(), epochs=1, resume=True)
+    assert resumed.epochs == 1
+
+
+def test_the_optimiser_is_left_as_it_was():
+    trainer = build(controller=at.FixedTruncation(9))
+    trainer.scheduler = None
+    for _ in range(2):
+        again = at.Trainer(
+            trainer.model, F.mse_loss, trainer.optimizer, at.FixedTruncation(9), show=False
+        )
+        again.fit(streams()[0], epochs=1)
+        assert trainer.optimizer.param_groups[0]["lr"] == 0.05
+    assert not trainer.optimizer._optimizer_step_pre_hooks
+
+
+def test_callbacks_may_add_what_they_like(tmp_path):
+    import numpy as np
+
+    def extra(trainer, metrics):
+        metrics["numpy"], metrics["nested"] = np.float32(2.5), {"bad": [float("nan"), 1.0]}
+
+    build(tmp_path, callbacks=[extra]).fit(*streams(), epochs=1)
+    row = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert row["numpy"] == 2.5
+    assert row["nested"] == {"bad": [None, 1.0]}
+
+
+def test_a_wrapped_model_says_how_it_is_laid_out():
+    class Hidden(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru = nn.GRU(3, 2, batch_first=True)
+
+        def forward(self, x, state):
+            return self.gru(x, state)
+
+    model = Hidden()
+    stream = streams()[0]
+    recurrent = at.as_recurrent(model, batch_first=True)
+    trainer = at.Trainer(
+        recurrent, F.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), at.FixedTruncation(5),
+        show=False,
+    )  # fmt: skip
+    trainer.fit(stream, stream, epochs=1)
+    plain = nn.GRU(3, 2)
+    plain.load_state_dict(model.gru.state_dict())
+    expected = at.evaluate(plain, F.mse_loss, stream)
+    assert at.evaluate(model, F.mse_loss, stream, batch_first=True) == pytest.approx(expected)
+    report = at.diagnose(
+        model, F.mse_loss, stream, window=20, burn_in=2, samples=4, batch_first=True
+    )
+    assert report.profile.window == 20
+
+
 def test_a_folder_with_a_run_in_it_is_not_overwritten(tmp_path):
     build(tmp_path).fit(*streams(), epochs=1)
     before = (tmp_path / "metrics.jsonl").read_text()

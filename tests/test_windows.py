@@ -1,5 +1,6 @@
 """BPTT(K1, K2) against its definition, in float64 to 1e-10, and the promise when K changes."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -349,6 +350,75 @@ def test_breaking_off_and_going_on_is_one_epoch():
         window.backward()
         firsts.append((window.start, window.first))
     assert firsts == [(0, 0), (0, 4), (4, 8), (8, 12), (12, 16)]
+
+
+def test_the_state_of_one_stream_is_not_carried_into_another():
+    x, y = data(40)
+    model = MODELS["gru"]()
+    tbptt = at.AdaptiveTBPTT(model, F.mse_loss, at.FixedTruncation(4))
+    one, two = at.SequenceStream(x, y), at.SequenceStream(x, y)
+    windows = iter(tbptt.windows(one))
+    for _ in range(3):
+        next(windows).backward()
+    two.cursor = 12
+    with pytest.raises(ValueError, match="of another stream"):
+        next(iter(tbptt.windows(two)))
+    one.cursor = 4
+    with pytest.raises(ValueError, match="of a later step"):
+        next(iter(tbptt.windows(one)))
+
+
+def test_evaluating_the_stream_in_use_leaves_it_where_it_was():
+    x, y = data(40)
+    model, stream = MODELS["gru"](), at.SequenceStream(x, y)
+    whole = at.evaluate(model, F.mse_loss, stream)
+    tbptt = at.AdaptiveTBPTT(model, F.mse_loss, at.FixedTruncation(4))
+    firsts = []
+    for window in tbptt.windows(stream):
+        window.backward()
+        firsts.append(window.first)
+        assert at.evaluate(model, F.mse_loss, stream) == pytest.approx(whole)
+    assert firsts == list(range(0, 40, 4))
+
+
+def test_the_number_of_windows_is_rounded_up():
+    x, y = data(23)
+    tbptt = at.AdaptiveTBPTT(MODELS["gru"](), F.mse_loss, at.FixedTruncation(5))
+    windows = tbptt.windows(at.SequenceStream(x, y))
+    assert len(windows) == len(list(windows)) == 5
+
+
+def test_a_saved_state_of_another_batch_size_is_refused():
+    model = MODELS["gru"]()
+    saved = None
+    for rows in (2, 3):
+        x, y = data(20, rows)
+        stream = at.SequenceStream(x, y)
+        tbptt = at.AdaptiveTBPTT(model, F.mse_loss, at.FixedTruncation(4))
+        if saved is None:
+            next(iter(tbptt.windows(stream))).backward()
+            saved = tbptt.state_dict()
+    tbptt.load_state_dict(saved)
+    stream.cursor = 4
+    with pytest.raises(ValueError, match="has 2 rows, the inputs have 3"):
+        next(iter(tbptt.windows(stream)))
+
+
+def test_a_sum_is_not_a_mean_and_a_numpy_int_is_an_int():
+    with pytest.raises(ValueError, match="reduction='sum'"):
+        at.AdaptiveTBPTT(nn.GRU(2, 2), nn.MSELoss(reduction="sum"), at.FixedTruncation(2))
+    with pytest.raises(ValueError, match="reduction='sum'"):
+        at.evaluate(nn.GRU(2, 2), nn.MSELoss(reduction="sum"), at.SequenceStream(*data()))
+    tbptt = at.AdaptiveTBPTT(nn.GRU(2, 2), F.mse_loss, at.FixedTruncation(5), losses=np.int64(2))
+    assert tbptt.losses_per_window(5) == 2
+
+
+def test_a_frozen_model_with_nothing_but_masked_targets():
+    model = Tagger()
+    model.gru.requires_grad_(False)
+    stream = at.SequenceStream(torch.randn(4, 2, INPUTS), torch.full((4, 2), -100))
+    (window,) = at.AdaptiveTBPTT(model, Masked(), at.FixedTruncation(4)).windows(stream)
+    assert window.backward() == 0
 
 
 def test_batch_first_models_train_alike():

@@ -117,11 +117,18 @@ def window_forward(
     elif parts:
         loss = torch.stack([value * (weight / total) for value, weight in parts]).sum()
     else:  # every target is masked: no loss, and a zero gradient
-        loss = (
-            torch.stack([leaf.sum() for leaf in leaves(piece.state) if leaf.requires_grad]).sum()
-            * 0
-        )
+        held = [leaf.sum() for leaf in leaves(piece.state) if leaf.requires_grad]
+        loss = torch.stack(held).sum() * 0 if held else torch.zeros((), requires_grad=True)
     return WindowPass(loss, total, states)
+
+
+def refuse_sums(loss_fn: LossFn) -> None:
+    """Refuse a loss that is visibly a sum: windows of other lengths would weigh differently."""
+    if getattr(loss_fn, "reduction", "mean") != "mean":
+        raise ValueError(
+            f"the loss has reduction={loss_fn.reduction!r}: it must be a mean over time and "  # type: ignore[attr-defined]
+            "batch, so that windows of other lengths weigh the same"
+        )
 
 
 def default_weigh(loss_fn: LossFn) -> Weigh:

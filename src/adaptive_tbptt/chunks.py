@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler
 
 from .state import map_leaves
 from .stream import Segment, Stream, time_first
@@ -31,7 +31,7 @@ class ChunkStream(Stream):
     """
 
     def __init__(self, source: Chunks | Callable[[], Iterator[Any]]) -> None:
-        if isinstance(source, DataLoader) and isinstance(source.sampler, RandomSampler):
+        if isinstance(source, DataLoader) and _shuffles(source):
             raise ValueError(
                 "the DataLoader shuffles: its chunks do not continue each other, so the state "
                 "carried from one to the next would be wrong. Use shuffle=False"
@@ -50,13 +50,19 @@ class ChunkStream(Stream):
             )
         self._begun = True
         self._iterator = iterator
+        self._stale = False
         self._held: list[Segment] = []
         self._first = 0  # step number of the first step held
         self.cursor = 0
 
+    def _renew(self) -> None:
+        if self._stale:
+            self._begin()
+
     @property
     def rows(self) -> int:
         """Number of rows (the batch size)."""
+        self._renew()
         if not self._held and not self._pull():
             raise ValueError("the source of this stream is empty")
         return self._held[0].rows
@@ -72,6 +78,7 @@ class ChunkStream(Stream):
 
     def _pull(self) -> bool:
         """Read one more chunk; return whether there was one."""
+        self._renew()
         chunk = next(self._iterator, None)
         if chunk is None:
             self._length = self._end
@@ -92,12 +99,14 @@ class ChunkStream(Stream):
 
     def available(self, stop: int) -> int:
         """Read chunks until step `stop` is there; return how far the data goes."""
+        self._renew()
         while self._end < stop and self._pull():
             pass
         return min(stop, self._end)
 
     def segment(self, start: int, stop: int) -> Segment:
         """Return steps `start` to `stop`."""
+        self._renew()
         if start < self._first or stop > self._end:
             raise ValueError(
                 f"steps {start} to {stop} are not held; those from {self._first} to {self._end} are"
@@ -129,9 +138,9 @@ class ChunkStream(Stream):
         return self.segment(self._first, max(stop, self._end)).shifted(steps, generator)
 
     def rewind(self) -> None:
-        """Start the source anew."""
-        if self.cursor or self._first:
-            self._begin()
+        """Start the source anew when it is next read; a source for one epoch is not asked twice."""
+        self._stale = bool(self.cursor or self._first)
+        self.cursor = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the cursor and the range of steps held."""
@@ -141,6 +150,7 @@ class ChunkStream(Stream):
         """Read the source again up to the saved cursor; it must yield the same chunks."""
         if self._end:
             self._begin()
+        self._stale = False
         while self._end < saved["end"] and self._pull():
             while self._first + self._held[0].steps <= saved["first"]:
                 self._first += self._held.pop(0).steps
@@ -152,6 +162,11 @@ class ChunkStream(Stream):
                 f"to {saved['end']} expected, {self._first} to {self._end} found"
             )
         self._keep, self.cursor = saved["keep"], saved["cursor"]
+
+
+def _shuffles(loader: DataLoader[Any]) -> bool:
+    samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
+    return any(isinstance(s, RandomSampler | SubsetRandomSampler) for s in samplers)
 
 
 def _join(parts: list[Segment]) -> Segment:

@@ -81,9 +81,9 @@ def sentences(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(*args, **kwargs)
         except KeyboardInterrupt:
-            _err.print("interrupted; --resume goes on from the last checkpoint")
+            _err.print("interrupted; --resume, or for a table the same command, goes on from here")
             raise typer.Exit(130) from None
-        except (ValueError, TypeError, ImportError) as error:
+        except (ValueError, TypeError, ImportError, AssertionError) as error:
             _fail(error, 2)
         except (TrainingError, CheckpointError, OSError, RuntimeError) as error:
             _fail(error, 1)
@@ -142,6 +142,8 @@ def _add_train(task: str) -> None:
         config = MODULES[task].preset(preset).changed(**given)
         setting = config.setting.replace("=", "-").lower()
         folder = out or Path("runs") / f"{task}-{setting}"
+        if resume and not (folder / "config.toml").exists():
+            raise ValueError(f"there is no run to resume in {folder}")
         result = train_run(config, folder, resume=resume, device=device)
         write_report(config, result)
         best, score = result.best, config.score
@@ -207,6 +209,8 @@ def reproduce(
     from .experiments.tables import write_tables
 
     chosen = experiment(name)
+    if preset != "paper":  # another experiment than the paper's: its numbers do not belong beside
+        chosen = dataclasses.replace(chosen, title=f"{chosen.title} ({preset} preset)", printed={})
     changes = {"epochs": epochs, "partial": True if partial else None}
     cells = chosen.cells(preset, inits, data, **{k: v for k, v in changes.items() if v is not None})
     if only:

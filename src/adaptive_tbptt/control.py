@@ -75,6 +75,10 @@ class Controller(ABC):
     def update(self, control: Control, profile: LagProfile) -> Control:
         """Return what holds after an estimate."""
 
+    @abstractmethod
+    def assess(self, profile: LagProfile, k: int) -> TruncationDecision | None:
+        """Say what the profile means for a k that something else chose; None if nothing."""
+
 
 @dataclass(frozen=True)
 class FixedTruncation(Controller):
@@ -107,6 +111,10 @@ class FixedTruncation(Controller):
     def update(self, control: Control, profile: LagProfile) -> Control:
         """Stay."""
         return control
+
+    def assess(self, profile: LagProfile, k: int) -> None:
+        """No tolerance was asked for."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -151,3 +159,7 @@ class BiasTolerance(Controller):
         bias = self.gauge.bias(profile)
         decision = choose_truncation(bias, delta=self.delta, k_min=self.k_min, k_max=self.k_max)
         return Control(decision.k, decision)
+
+    def assess(self, profile: LagProfile, k: int) -> TruncationDecision:
+        """Bound the bias at k."""
+        return choose_truncation(self.gauge.bias(profile), delta=self.delta, k_min=k, k_max=k)

@@ -148,6 +148,8 @@ def diagnose(
     train: bool | None = None,
     level: float = 0.95,
     seed: int = 0,
+    batch_first: bool | None = None,
+    state_batch_dim: int | None = None,
 ) -> Diagnosis:
     """Measure the decay on random segments and say which K each delta needs.
 
@@ -165,6 +167,8 @@ def diagnose(
         train: mode of the model, as in `probe`.
         level: coverage of the intervals.
         seed: of the segments and the bootstrap.
+        batch_first: layout of the model, as in `probe`.
+        state_batch_dim: as in `probe`.
 
     >>> _ = torch.manual_seed(0)
     >>> data = torch.randn(200, 16, 3), torch.randn(200, 16, 8)
@@ -172,7 +176,7 @@ def diagnose(
     >>> [choice.k < 10 for choice in report.decisions]
     [True, True, True]
     """
-    recurrent = as_recurrent(model)
+    recurrent = as_recurrent(model, batch_first=batch_first, state_batch_dim=state_batch_dim)
     if not isinstance(stream, SequenceStream):
         stream = SequenceStream(*stream, batch_first=recurrent.batch_first)
     k_max = window if k_max is None else k_max

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from .backprop import Weigh, default_weigh, run
+from .backprop import Weigh, default_weigh, refuse_sums, run
 from .model import LossFn, Recurrent, as_recurrent, slice_steps
 from .state import State, detach
 from .stream import Stream
@@ -19,10 +19,13 @@ def evaluate(
     *,
     chunk: int = 256,
     weigh: Weigh | None = None,
+    batch_first: bool | None = None,
+    state_batch_dim: int | None = None,
 ) -> float:
     """Return the mean loss over every step and row, in eval mode, without gradient.
 
-    Memory is bounded by the chunk; the stream is read from its start and rewound afterwards.
+    Memory is bounded by the chunk; the stream is read from its start, and put back where
+    it was.
 
     Args:
         model: any recurrent module.
@@ -30,6 +33,8 @@ def evaluate(
         stream: the split.
         chunk: steps evaluated at a time.
         weigh: counts the losses that targets hold, as in `AdaptiveTBPTT`.
+        batch_first: layout of the model, as in `probe`.
+        state_batch_dim: as in `probe`.
 
     >>> from adaptive_tbptt import SequenceStream
     >>> stream = SequenceStream(torch.zeros(5, 2, 3), torch.ones(5, 2, 4))
@@ -37,10 +42,12 @@ def evaluate(
     >>> evaluate(model, nn.functional.mse_loss, stream)
     1.0
     """
-    recurrent = as_recurrent(model)
+    refuse_sums(loss_fn)
+    recurrent = as_recurrent(model, batch_first=batch_first, state_batch_dim=state_batch_dim)
     weigh = default_weigh(loss_fn) if weigh is None else weigh
     total, count = torch.zeros((), dtype=torch.float64), 0.0
     state: State = None
+    before = stream.state_dict() if stream.cursor else None
     stream.rewind()
     with undisturbed(recurrent.module, train=False), torch.no_grad():
         while stream.available(stream.cursor + 1) > stream.cursor:
@@ -55,6 +62,8 @@ def evaluate(
                     count += weight
                 state = detach(piece.state)
     stream.rewind()
+    if before is not None:  # it was in use
+        stream.load_state_dict(before)
     if count == 0:
         raise ValueError("the stream holds no loss: every target is masked")
     return float(total) / count

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from .files import write_text
+
 Metrics = Mapping[str, Any]
 
 
@@ -31,25 +33,32 @@ class JsonlLogger:
 
     def __init__(self, path: str | Path, keep: int = 0) -> None:
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = self.path.read_text().splitlines()[:keep] if keep and self.path.exists() else []
-        self.path.write_text("".join(f"{line}\n" for line in lines))
+        write_text(self.path, "".join(f"{line}\n" for line in lines))
         self.lines = len(lines)
         self._file = self.path.open("a")
 
     def log(self, metrics: Metrics, step: int) -> None:
         """Write and flush a line; infinities become null, which is JSON."""
-        finite = {
-            name: None if isinstance(v, float) and not math.isfinite(v) else v
-            for name, v in metrics.items()
-        }
-        self._file.write(json.dumps({"step": step, **finite}) + "\n")
+        self._file.write(json.dumps(plain({"step": step, **metrics})) + "\n")
         self._file.flush()
         self.lines += 1
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def plain(value: Any) -> Any:
+    """Make JSON of what a callback may add: no NaN; scalars of numpy and torch as numbers."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    number = float(value)
+    return number if math.isfinite(number) else None
 
 
 class TensorBoardLogger:

@@ -28,6 +28,8 @@ class StepScale:
         rule: 'sqrt' as the paper (the variance of the gradient falls as 1/k), 'linear' as the
             release for WikiText-2, or 'none'.
 
+    A new one on the same optimiser takes the place of the one before.
+
     >>> import torch
     >>> w = torch.zeros(1, requires_grad=True)
     >>> optimizer = torch.optim.SGD([w], lr=0.1)
@@ -42,6 +44,11 @@ class StepScale:
     def __init__(self, optimizer: Optimizer, rule: Rule = "sqrt") -> None:
         if rule not in _FACTORS:
             raise ValueError(f"rule must be one of {', '.join(_FACTORS)}; got {rule!r}")
+        for hook in list(optimizer._optimizer_step_pre_hooks.values()):
+            # One at a time: two would each take the other's scaled rate for the base rate.
+            before = getattr(hook, "__self__", None)
+            if isinstance(before, StepScale):
+                before.remove()
         self.rule = rule
         self.factor = 1.0
         self._base: list[Any] = []

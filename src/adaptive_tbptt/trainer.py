@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,10 +23,10 @@ from .clip import Clip
 from .control import Controller
 from .evaluate import evaluate
 from .interrupt import DeferredInterrupt
-from .loggers import Logger, Metrics, TensorBoardLogger
+from .loggers import Logger, Metrics, TensorBoardLogger, plain
 from .memory import warn_of_memory
 from .meter import LossMeter
-from .model import LossFn
+from .model import LossFn, Recurrent, as_recurrent
 from .progress import ProgressDisplay, describe
 from .random_state import get_random_state, set_random_state
 from .run_folder import RunFolder, TrainingError
@@ -60,7 +61,8 @@ class Trainer:
     """Train a recurrent module with truncated backpropagation, K fixed or chosen from delta.
 
     Args:
-        model: any recurrent module; see `adaptive_tbptt.model`.
+        model: any recurrent module; see `adaptive_tbptt.model`. `as_recurrent(module, ...)` says
+            how it is laid out where that cannot be seen.
         loss_fn: `loss_fn(outputs, targets)`, a mean over time and batch.
         optimizer: any torch optimiser.
         controller: `FixedTruncation(k)` or `BiasTolerance(delta, ...)`.
@@ -91,7 +93,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | Recurrent,
         loss_fn: LossFn,
         optimizer: Optimizer,
         controller: Controller,
@@ -121,7 +123,8 @@ class Trainer:
             raise ValueError(f"scheduler_per must be 'epoch' or 'window', got {scheduler_per!r}")
         if patience is not None and patience < 1:
             raise ValueError(f"patience must be at least 1 epoch, got {patience}")
-        self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
+        recurrent = as_recurrent(model)
+        self.model, self.loss_fn, self.optimizer = recurrent.module, loss_fn, optimizer
         self.scheduler, self.scheduler_per = scheduler, scheduler_per
         self.clip, self.patience, self.max_seconds = clip, patience, max_seconds
         self.checkpoint_seconds, self.show = checkpoint_seconds, show
@@ -135,7 +138,7 @@ class Trainer:
                 raise ValueError("tensorboard needs a run_dir to write to")
             self.loggers.append(TensorBoardLogger(Path(run_dir) / "tensorboard"))
         self.tbptt = AdaptiveTBPTT(
-            model,
+            recurrent,
             loss_fn,
             controller,
             losses=losses,
@@ -146,10 +149,11 @@ class Trainer:
             weigh=weigh,
             seed=seed,
         )
-        self.scale = StepScale(optimizer, step_scale)
+        self.step_scale = step_scale
         self._settings = {
             "controller": repr(controller),
-            "optimizer": type(optimizer).__name__,
+            "optimizer": f"{type(optimizer).__name__}, {len(optimizer.param_groups)} groups",
+            "scheduler": type(scheduler).__name__,
             "step_scale": step_scale,
             "clip": repr(clip),
             "losses": repr(losses),
@@ -181,6 +185,7 @@ class Trainer:
             self._restore(saved, train)
         self.folder.open(keep=0 if saved is None else saved["metrics_lines"])
         total = None if train.length is None else epochs * train.length
+        self.scale = StepScale(self.optimizer, self.step_scale)
         with (
             DeferredInterrupt() as interrupt,
             ProgressDisplay(total, self.tbptt.trained_steps, show=self.show) as display,
@@ -189,6 +194,7 @@ class Trainer:
             try:
                 stopped = self._run_epochs(train, valid, epochs, interrupt, display)
             finally:
+                self.scale.remove()
                 for logger in (self.folder, *self.loggers):
                     logger.close()
         return FitResult(self.epoch, stopped, self.best_epoch, self.best_loss, self.history)
@@ -223,6 +229,8 @@ class Trainer:
             if not self._run_windows(train, interrupt, display):
                 return "time"
             self._end_epoch(train, valid, display)
+            if interrupt.pending:  # during validation; its checkpoint is written
+                raise KeyboardInterrupt
         return "epochs"
 
     def _run_windows(
@@ -273,7 +281,8 @@ class Trainer:
         valid_loss = None
         if valid is not None:
             valid_loss = self.evaluate(valid)
-            if self.best_loss is None or valid_loss < self.best_loss:
+            better = self.best_loss is None or valid_loss < self.best_loss
+            if better and math.isfinite(valid_loss):
                 self.best_loss, self.best_epoch = valid_loss, self.epoch + 1
                 self.best_state = copy.deepcopy(self.model.state_dict())
                 self.folder.save("best", self.best_state)
@@ -289,11 +298,13 @@ class Trainer:
             "beta": None if decision is None else decision.beta,
             "relative_bias": None if decision is None else decision.relative_bias,
             "updates": self.updates,
+            "reach": list(self.tbptt.reach),
             "lr": float(self.optimizer.param_groups[0]["lr"]),
             "seconds": self.seconds,
         }
         for callback in self.callbacks:
             callback(self, metrics)
+        metrics = plain(metrics)
         self.history.append(metrics)
         self._log(metrics)
         self._meter = LossMeter()

@@ -22,6 +22,11 @@ class Trajectory:
         """The earliest step whose state is known."""
         return min(self._states)
 
+    @property
+    def newest(self) -> int:
+        """The latest step whose state is known."""
+        return max([*self._states, *(step for step, _ in self._packed)])
+
     def begin(self, step: int) -> None:
         """Start anew from the initial state at `step`."""
         self._states, self._packed = {step: None}, []

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import warnings
+import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .backprop import Weigh, default_weigh, window_forward
+from .backprop import Weigh, default_weigh, refuse_sums, window_forward
 from .control import Control, Controller
 from .model import LossFn, Recurrent, as_recurrent
 from .probe import check_reached, draw_segment, probe_segment
@@ -189,6 +191,7 @@ class AdaptiveTBPTT:
         self.recurrent = as_recurrent(
             model, batch_first=batch_first, state_batch_dim=state_batch_dim
         )
+        refuse_sums(loss_fn)
         self.loss_fn, self.controller = loss_fn, controller
         self.losses, self.overlap = losses, overlap
         self.estimates_per_epoch, self.estimate_every = estimates_per_epoch, estimate_every
@@ -201,6 +204,8 @@ class AdaptiveTBPTT:
         self.profile: LagProfile | None = None
         self._since_estimate = 0
         self._trajectory = Trajectory()
+        self._stream: weakref.ref[Stream] | None = None
+        self.reach = (0, 0)
         self._generator = torch.Generator().manual_seed(seed)
 
     @property
@@ -215,8 +220,8 @@ class AdaptiveTBPTT:
 
     def losses_per_window(self, k: int) -> int:
         """Return K2 for a truncation length."""
-        if isinstance(self.losses, int):
-            return self.losses
+        if isinstance(self.losses, Integral):
+            return int(self.losses)
         return max(1, round(self.losses * k))
 
     def windows(self, stream: Stream) -> Windows:
@@ -267,6 +272,7 @@ class AdaptiveTBPTT:
             "trained_steps": self.trained_steps,
             "probed_steps": self.probed_steps,
             "since_estimate": self._since_estimate,
+            "reach": self.reach,
             "generator": self._generator.get_state(),
         }
 
@@ -278,11 +284,21 @@ class AdaptiveTBPTT:
         self.trained_steps = saved["trained_steps"]
         self.probed_steps = saved["probed_steps"]
         self._since_estimate = saved["since_estimate"]
+        self.reach = tuple(saved["reach"])
+        self._stream = None
         self._generator.set_state(saved["generator"].cpu())
 
     def _epoch(self, stream: Stream) -> Iterator[Window]:
+        same = self._stream is None or self._stream() is stream
         if stream.cursor == 0 or self._trajectory.is_empty:
             self._trajectory.begin(stream.cursor)
+        elif not same or self._trajectory.newest > stream.cursor:
+            raise ValueError(
+                f"the stream is at step {stream.cursor}, but the state that was carried here is "
+                "of another stream, or of a later step: rewind() the stream, or use an "
+                "AdaptiveTBPTT of its own for each"
+            )
+        self._stream = weakref.ref(stream)
         self._trajectory.open(self.recurrent, stream)
         if self.controller.window:
             stream.reserve(self.burn_in + self.controller.window)
@@ -320,6 +336,7 @@ class AdaptiveTBPTT:
         for step, entering in result.states.items():
             self._trajectory.put(window.start + step, entering)
         window.weight = result.weight
+        self.reach = window.reach
         self.trained_steps += window.steps
         self._since_estimate += window.steps
         return result.loss

@@ -11,6 +11,7 @@ import numpy as np
 
 from .control import Control, Controller
 from .profile import LagProfile
+from .truncation import TruncationDecision
 
 
 @dataclass(frozen=True)
@@ -44,15 +45,22 @@ class _Wrapper(Controller):
         assert control.inner is not None
         inner = self.controller.update(control.inner, profile)
         assert inner.k is not None
-        return Control(self.change(inner.k, control.k), inner.decision, inner=inner)
+        k = self.change(inner.k, control.k)
+        # What is reported is the bound at the k in use, not at the one that was changed.
+        decision = inner.decision if k == inner.k else self.controller.assess(profile, k)
+        return Control(k, decision, inner=inner)
+
+    def assess(self, profile: LagProfile, k: int) -> TruncationDecision | None:
+        """Ask the wrapped controller."""
+        return self.controller.assess(profile, k)
 
 
 @dataclass(frozen=True)
 class Limited(_Wrapper):
     """Keep k in [low, high]."""
 
-    low: int = 1
-    high: int = 100
+    low: int
+    high: int
 
     def __post_init__(self) -> None:
         if not 1 <= self.low <= self.high:
@@ -159,3 +167,7 @@ class Smoothed(Controller):
         smooth = dataclasses.replace(profile, state_norms=profile.state_norms * factors[:, None])
         inner = self.controller.update(control.inner, smooth)
         return Control(inner.k, inner.decision, tuple(logs.tolist()), inner)
+
+    def assess(self, profile: LagProfile, k: int) -> TruncationDecision | None:
+        """Ask the wrapped controller, about the newest profile alone."""
+        return self.controller.assess(profile, k)

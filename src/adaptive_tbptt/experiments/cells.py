@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import platform
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..files import write_text
 from .config import TrainConfig
 from .run import RunResult
 
@@ -49,6 +51,7 @@ def summarise(cell: Cell, result: RunResult) -> dict[str, Any]:
     return {
         "setting": cell.config.setting,
         "init": cell.init,
+        "config": fingerprint(cell.config),
         "epochs": result.fit.epochs,
         "best_epoch": result.fit.best_epoch,
         **{name: result.best[name] for name in scores},
@@ -78,6 +81,15 @@ def summarise(cell: Cell, result: RunResult) -> dict[str, Any]:
     }
 
 
+def fingerprint(config: TrainConfig) -> dict[str, Any]:
+    """Return every value of a configuration, with names instead of paths."""
+    values = dataclasses.asdict(config)
+    values.pop("cache", None)
+    if values.get("data") is not None:
+        values["data"] = Path(values["data"]).name
+    return values
+
+
 def origin() -> dict[str, str]:
     """Say on what machine and with what code a result was made."""
     return {
@@ -89,11 +101,8 @@ def origin() -> dict[str, str]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a file that is either whole or not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(content, allow_nan=False) + "\n")
-    os.replace(partial, path)
+    """Write results."""
+    write_text(path, json.dumps(content, allow_nan=False) + "\n")
 
 
 def read_cells(folder: Path) -> list[dict[str, Any]]:

@@ -77,6 +77,11 @@ class TrainConfig(ABC):
             raise ValueError(f"epochs must be at least 1, got {self.epochs}")
         if not self.lr > 0.0:
             raise ValueError(f"lr must be positive, got {self.lr}")
+        if not 0.0 <= self.tau < 1.0:
+            raise ValueError(f"tau must be a fraction in [0, 1) of the window, got {self.tau}")
+        for name in ("clip", "seed", "error_bar_every", "burn_in", "weight_decay", "momentum"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.delta is not None or self.k is not None:
             self.controller()
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ..diagnose import Diagnosis, diagnose
+from ..files import write_text
 from ..probe import draw_segment, probe_segment
 from ..run_folder import TrainingError
 from ..stream import SequenceStream
@@ -69,10 +70,16 @@ def train_run(
         show: whether to show progress.
     """
     folder = Path(folder)
-    streams = config.streams()  # before anything is written: data may be missing
+    # Before anything is written: data may be missing, the device too.
+    streams = config.streams()
+    model = config.model().to(device)
+    if len(streams["valid"]) < config.burn_in + config.window:
+        raise ValueError(
+            f"validation rows of {len(streams['valid'])} steps are too short for a probe of "
+            f"{config.burn_in} + {config.window}"
+        )
     _claim(config, folder, resume)
     torch.manual_seed(config.seed)  # dropout
-    model = config.model().to(device)
     optimizer = make_optimizer(config, model)
     scheduler = None
     if config.lr_decay != 1.0:
@@ -124,10 +131,10 @@ def _claim(config: TrainConfig, folder: Path, resume: bool) -> None:
             differences = before.difference(config)
             if differences and resume:
                 listed = "\n  ".join(differences)
-                raise TrainingError(f"{folder} holds a run with another configuration:\n  {listed}")
+                raise ValueError(f"{folder} holds a run with another configuration:\n  {listed}")
             if not resume:
-                raise TrainingError(f"{folder} already holds a run: --resume goes on with it")
-        path.write_text(f'task = "{config.task}"\n\n{config.to_toml()}')
+                raise ValueError(f"{folder} already holds a run: --resume goes on with it")
+        write_text(path, f'task = "{config.task}"\n\n{config.to_toml()}')
     except OSError as error:
         raise TrainingError(f"cannot write to {folder}: {error}") from error
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import shutil
+import signal
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .cells import Cell, summarise, write_json
+from .cells import Cell, fingerprint, summarise, write_json
 from .run import train_run
 
 Say = Callable[[str], None]
@@ -31,6 +33,7 @@ def run_cell(cell: Cell, cells: str, work: str) -> None:
 
 def _worker(cell: Cell, cells: str, work: str) -> None:
     """Run a cell in a child process, its output and errors in a log of its own."""
+    os.setsid()  # Ctrl-C reaches the parent alone, which passes it on once
     log = Path(work) / f"{cell.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", buffering=1) as file:
@@ -61,11 +64,13 @@ def run_cells(
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
     store = folder / "cells"
+    _check_finished(cells, store)
     waiting = [c for c in cells if not (store / f"{c.name}.json").exists()]
     say(f"{len(cells) - len(waiting)} of {len(cells)} cells are finished")
     context = multiprocessing.get_context("spawn")
     running: dict[str, tuple[Any, float]] = {}
     failed: list[str] = []
+    interrupted = False
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
@@ -85,8 +90,34 @@ def run_cells(
                 else:
                     failed.append(name)
                     say(f"{name}: failed, see {work / name}.log")
+    except KeyboardInterrupt:
+        interrupted = True
+        say("interrupted: waiting for the cells to write their checkpoints")
+        raise
     finally:
         for process, _ in running.values():
+            if interrupted:
+                os.kill(process.pid, signal.SIGINT)
+                process.join(60)
             process.terminate()
             process.join()
     return failed
+
+
+def _check_finished(cells: list[Cell], store: Path) -> None:
+    """Refuse to mix cells of other configurations into a table."""
+    for cell in cells:
+        path = store / f"{cell.name}.json"
+        if not path.exists():
+            continue
+        before, now = json.loads(path.read_text()).get("config"), fingerprint(cell.config)
+        differing = [
+            f"{name}: {before[name]} there, {value} here"
+            for name, value in now.items()
+            if before is not None and before.get(name) != value
+        ]
+        if differing:
+            raise ValueError(
+                f"{path} was made with another configuration ({'; '.join(differing)}): use "
+                "another --out"
+            )
