@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .backprop import Weigh
+from .backprop import Weigh, advance
 from .decay import floor_of
 from .fused import layer_pass
 from .model import (
@@ -112,7 +112,7 @@ def probe_segment(
     with undisturbed(recurrent.module, train, backward=True), torch.enable_grad():
         mode = recurrent.module.training
         _refuse_batch_norm(recurrent.module)
-        state = _warm_up(recurrent, inputs, state, resets, burn_in)
+        state = _warm_up(recurrent, Segment(inputs, targets, resets), state, burn_in)
         observed = slice_steps((inputs, resets), burn_in, None)
         earlier = None
         if fused and window > 1 and (resets is None or not resets[burn_in:].any()):
@@ -148,22 +148,15 @@ def probe_segment(
     return _reduce(readout, gradients, seen, train=mode, burn_in=burn_in)
 
 
-def _warm_up(
-    recurrent: Recurrent, inputs: Nest, state: State, resets: Tensor | None, burn_in: int
-) -> State:
+def _warm_up(recurrent: Recurrent, segment: Segment, state: State, burn_in: int) -> State:
     """Return the detached state after the burn-in, as a variable to differentiate for."""
-    recurrent.dims(inputs)
+    recurrent.dims(segment.inputs)
     if state is not None:
-        recurrent.check_rows(state, inputs)
-    elif burn_in == 0 or resets is not None:
-        state = recurrent.initial_state(inputs)
-    with torch.no_grad():
-        if burn_in and resets is None:
-            state = recurrent.core(slice_steps(inputs, 0, burn_in), state)[1]
-        elif burn_in:
-            burn, cuts = slice_steps((inputs, resets), 0, burn_in)
-            for step in unroll(recurrent, burn, state, cuts):
-                state = step.leaving
+        recurrent.check_rows(state, segment.inputs)
+    if burn_in:
+        state = advance(recurrent, segment.between(0, burn_in), state)
+    elif state is None:
+        state = recurrent.initial_state(segment.inputs)
     return map_leaves(_as_variable, state)
 
 

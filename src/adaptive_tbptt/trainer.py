@@ -71,12 +71,8 @@ class Trainer:
         scheduler_per: 'epoch', or 'window' for schedulers that count updates.
         step_scale: the rate is multiplied by sqrt(K2), K2 or 1 during a step; K2 = K by default.
         clip: gradient clipping.
-        losses: K2, as in `AdaptiveTBPTT`.
-        overlap: as in `AdaptiveTBPTT`.
-        estimates_per_epoch: as in `AdaptiveTBPTT`.
-        estimate_every: as in `AdaptiveTBPTT`.
-        burn_in: as in `AdaptiveTBPTT`.
-        weigh: as in `AdaptiveTBPTT`.
+        losses: K2; this and `overlap`, `estimates_per_epoch`, `estimate_every`, `burn_in` and
+            `weigh` are as in `AdaptiveTBPTT`.
         patience: stop after so many epochs without a better validation loss.
         eval_chunk: steps that validation evaluates at a time.
         max_seconds: stop after so much training time, resumed runs included.
@@ -127,8 +123,7 @@ class Trainer:
         self.model, self.loss_fn, self.optimizer = recurrent.module, loss_fn, optimizer
         self.scheduler, self.scheduler_per = scheduler, scheduler_per
         self.clip, self.patience, self.max_seconds = clip, patience, max_seconds
-        self.checkpoint_seconds, self.show = checkpoint_seconds, show
-        self.eval_chunk = eval_chunk
+        self.checkpoint_seconds, self.show, self.eval_chunk = checkpoint_seconds, show, eval_chunk
         self.folder = RunFolder(run_dir)
         self.loggers, self.callbacks = list(loggers), list(callbacks)
         if tensorboard is None:
