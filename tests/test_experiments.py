@@ -306,6 +306,12 @@ def test_findings_need_a_whole_table():
         check_findings(experiment("copy-fixed"), table_cells()[:-2])
 
 
+def test_findings_need_enough_error_bars():
+    cells = [{**c, "repeats": c["repeats"][:5]} for c in table_cells()]
+    with pytest.raises(ValueError, match="12 epochs or more"):
+        check_findings(experiment("copy-fixed"), cells)
+
+
 def test_other_optimisers_are_settings_with_names(tmp_path):
     e = experiment("copy-optimisers")
     cells = e.cells("paper", 1)

@@ -270,7 +270,7 @@ def cell(setting, init, nll, rmse, zero_one, k=10):
         "curves": {"epoch": epochs, "data_passes": [float(e) for e in epochs],
                    "k": [2 + (k * e) // 50 for e in epochs],
                    **{name: [v] * 50 for name, v in curve.items()}},
-        "repeats": [{"epoch": e, "k": [k], "relative_bias": [0.9 * delta]} for e in epochs[::5]],
+        "repeats": [{"epoch": e, "k": [k], "relative_bias": [0.9 * delta]} for e in epochs[::4]],
         "decay": {"mean": [0.8**i for i in range(30)], "draws": [], "beta": 0.8, "tau": 20,
                   "last": 29},
         "origin": {"machine": "m", "python": "3", "torch": "2", "commit": "abc"},

@@ -210,7 +210,8 @@ def reproduce(
 
     chosen = experiment(name)
     if preset != "paper":  # another experiment than the paper's: its numbers do not belong beside
-        chosen = dataclasses.replace(chosen, title=f"{chosen.title} ({preset} preset)", printed={})
+        title = f"{name}, {preset} preset"
+        chosen = dataclasses.replace(chosen, title=title, printed={}, remarks=())
     changes = {"epochs": epochs, "partial": True if partial else None}
     cells = chosen.cells(preset, inits, data, **{k: v for k, v in changes.items() if v is not None})
     if only:

@@ -60,11 +60,10 @@ def _style(experiment: Experiment, setting: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _by_setting(cells: Cells) -> dict[str, Cells]:
-    grouped: dict[str, Cells] = {}
-    for cell in cells:
-        grouped.setdefault(cell["setting"], []).append(cell)
-    return grouped
+def _by_setting(experiment: Experiment, cells: Cells) -> dict[str, Cells]:
+    """Group cells, in the order of the paper's table."""
+    grouped = {s: [c for c in cells if c["setting"] == s] for s in experiment.settings}
+    return {setting: mine for setting, mine in grouped.items() if mine}
 
 
 def _curves(
@@ -72,7 +71,7 @@ def _curves(
 ) -> Figure:
     """Mean over initialisations against data passes."""
     axes = _axes(experiment, label)
-    for setting, mine in _by_setting(cells).items():
+    for setting, mine in _by_setting(experiment, cells).items():
         length = min(len(cell["curves"][metric]) for cell in mine)
         values = np.array([cell["curves"][metric][:length] for cell in mine], dtype=float)
         values *= experiment.factors.get(metric, 1.0)
@@ -97,7 +96,7 @@ def _curves(
 def _repeats(experiment: Experiment, cells: Cells, name: str, label: str) -> Figure:
     """Median and 95 % range of the repeated estimates; where there is no bound, none is drawn."""
     axes = _axes(experiment, label, "epoch")
-    for setting, mine in _by_setting(cells).items():
+    for setting, mine in _by_setting(experiment, cells).items():
         style = _style(experiment, setting)
         epochs = [r["epoch"] for r in mine[0]["repeats"]]
         if name == "k" and setting.startswith("K="):
@@ -136,7 +135,7 @@ def _decay(experiment: Experiment, cells: Cells) -> Figure:
     best = min(cells, key=lambda cell: cell[next(iter(experiment.metrics))])
     decay = best["decay"]
     axes = _axes(experiment, r"gradient norm $\phi_k$", "lag k (steps)")
-    axes.set_title(f"{experiment.title}: {best['setting']}, initialisation {best['init']}")
+    axes.set_title(f"{experiment.title}\n{best['setting']}, initialisation {best['init']}")
     lags = np.arange(len(decay["mean"]))
 
     def positive(values: list[float | None]) -> np.ndarray:
