@@ -307,8 +307,8 @@ def test_findings_need_a_whole_table():
 
 
 def test_findings_need_enough_error_bars():
-    cells = [{**c, "repeats": c["repeats"][:5]} for c in table_cells()]
-    with pytest.raises(ValueError, match="12 epochs or more"):
+    cells = [{**c, "repeats": c["repeats"][:4]} for c in table_cells()]
+    with pytest.raises(ValueError, match="error bars at more epochs"):
         check_findings(experiment("copy-fixed"), cells)
 
 

@@ -73,17 +73,17 @@ class Results:
 
     def median_repeat(self, setting: str, name: str, part: slice) -> float:
         """Median of the repeated estimates over some of the epochs; infinite counts as such."""
-        if any(len(cell["repeats"]) < 12 for cell in self.by_setting[setting]):
-            raise ValueError(
-                "findings about the bias need error bars at 12 epochs or more; train for longer, or "
-                "with a smaller error_bar_every"
-            )
         values = [
             float("inf") if v is None else v
             for cell in self.by_setting[setting]
             for r in cell["repeats"][part]
             for v in r[name]
         ]
+        if not values:
+            raise ValueError(
+                "findings about the bias need error bars at more epochs: train for longer, or with "
+                "a smaller error_bar_every"
+            )
         return statistics.median(values)
 
 
