@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .backprop import Weigh, advance
 from .decay import floor_of
+from .denormals import flushed_denormals
 from .fused import layer_pass
 from .model import (
     LossFn,
@@ -109,7 +110,11 @@ def probe_segment(
             f"{steps_of(inputs)} steps, got {burn_in}"
         )
     inputs, targets, state = recurrent.place((inputs, targets, state))
-    with undisturbed(recurrent.module, train, backward=True), torch.enable_grad():
+    with (
+        undisturbed(recurrent.module, train, backward=True),
+        torch.enable_grad(),
+        flushed_denormals(),
+    ):
         mode = recurrent.module.training
         _refuse_batch_norm(recurrent.module)
         state = _warm_up(recurrent, Segment(inputs, targets, resets), state, burn_in)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from .backprop import Weigh, default_weigh, refuse_sums, window_forward
 from .control import Control, Controller
+from .denormals import flushed_denormals
 from .model import LossFn, Recurrent, as_recurrent
 from .probe import check_reached, draw_segment, probe_segment
 from .profile import LagProfile
@@ -100,8 +101,9 @@ class Window:
 
         To accumulate over n windows of equal size use `scale=1/n`.
         """
-        loss = self.loss()
-        (loss * scale if scale != 1.0 else loss).backward()
+        with flushed_denormals():
+            loss = self.loss()
+            (loss * scale if scale != 1.0 else loss).backward()
         return loss.detach()
 
 
