@@ -34,7 +34,9 @@ def test_killed_at_random_moments_twenty_times(tmp_path):
     dice = random.Random(0)
     kills = 0
     for _ in range(100):
-        process = context.Process(target=work, args=(str(tmp_path / "killed"), 0.01))
+        # Slow while it is to be killed, so that it cannot be done before the twentieth time.
+        slow = 0.03 if kills < 20 else 0.0
+        process = context.Process(target=work, args=(str(tmp_path / "killed"), slow))
         process.start()
         # Until it has written something new, then a random moment more.
         path = tmp_path / "killed" / "checkpoints" / "last.safetensors"
