@@ -28,8 +28,8 @@ test: $(READY)  ## format, lint, types, tests, doctests, examples
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 bench: $(READY)  ## time contenders side by side; on a quiet machine
-	$(BIN)/atbptt bench --out benchmarks/results
-	$(BIN)/python benchmarks/memory.py
+	$(BIN)/atbptt bench --size copy --size ptb-small --size ptb --sweeps --out results/speed
+	$(BIN)/python benchmarks/memory.py --out results/speed
 
 format: $(READY)  ## rewrite the sources in the project's format
 	$(BIN)/ruff format .

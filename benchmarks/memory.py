@@ -1,7 +1,8 @@
-"""Peak memory of training against the length of the stream: O(K), not O(T).
+"""Peak memory: of training against the length of the stream, of a probe against its window.
 
-Every length is trained in a process of its own, on chunks made as they are read, so that the data
-itself is no part of it. Run with `python benchmarks/memory.py [--lengths 10000 1000000]`.
+Training holds O(K), not O(T); a probe holds its norms and a number of steps that does not depend
+on the window. Every figure is taken in a process of its own. Run with `python
+benchmarks/memory.py`; the numbers are in `results/speed/memory.md`.
 """
 
 from __future__ import annotations
@@ -11,16 +12,31 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 import adaptive_tbptt as at
+from adaptive_tbptt.experiments.bench import Size
+from adaptive_tbptt.experiments.bench_tables import machine
+from adaptive_tbptt.tasks.sequence_model import symbol_loss
 
 ROWS, CHUNK = 8, 1000
 
 
-def peak_mib(steps: int) -> float:
+def peak() -> int:
+    """Return the highest memory of this process so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def held() -> int:
+    """Return what this process holds now, in bytes."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def training(steps: int) -> int:
     """Train one epoch of `steps` steps; return by how much the peak exceeds that of a warm-up."""
 
     def chunks(total: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -40,25 +56,49 @@ def peak_mib(steps: int) -> float:
             optimizer.zero_grad()
 
     train(2 * CHUNK)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak()
     train(steps)
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return peak() - before
+
+
+def probing(window: int) -> int:
+    """Probe an LSTM of 128 units, 64 rows; return by how much the peak exceeds what was held."""
+    size = Size("", 128, 1, 20, 64, window, (), 0, 0)
+    model = at.as_recurrent(size.model())
+    inputs, targets, _ = size.stream(window).segment(0, window)
+    at.probe(model, symbol_loss, inputs[:20], targets[:20])
+    before = held()
+    at.probe(model, symbol_loss, inputs, targets)
+    return peak() - before
+
+
+MEASURES = {
+    "training, length of the stream (above a short warm-up)": training,
+    "probe, window R, LSTM 128, 64 rows (above what was held)": probing,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lengths", type=int, nargs="+", default=[10_000, 1_000_000])
-    parser.add_argument("--only", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--windows", type=int, nargs="+", default=[100, 1000, 10_000])
+    parser.add_argument("--out", type=Path, help="folder for memory.md")
+    parser.add_argument("--only", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    torch.set_num_threads(1)
     if options.only:
-        print(peak_mib(options.only))
+        name, steps = options.only
+        print(MEASURES[name](int(steps)))
         return
-    print("| steps | peak above a short warm-up, MiB |\n|---|---|")
-    for length in options.lengths:
-        command = [sys.executable, __file__, "--only", str(length)]
-        value = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        print(f"| {length} | {float(value):.1f} |", flush=True)
+    lines = ["| what | steps | peak, MiB |", "|---|---|---|"]
+    for name, values in zip(MEASURES, (options.lengths, options.windows), strict=True):
+        for steps in values:
+            command = [sys.executable, __file__, "--only", name, str(steps)]
+            printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            lines.append(f"| {name} | {steps} | {int(printed) / 2**20:.1f} |")
+            print(lines[-1], flush=True)
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "memory.md").write_text("\n".join([*lines, "", machine()]) + "\n")
 
 
 if __name__ == "__main__":

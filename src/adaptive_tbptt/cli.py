@@ -348,37 +348,45 @@ def bench(
     only: Annotated[
         list[str] | None, typer.Option(help="probe, training or adaptivity; may be repeated.")
     ] = None,
+    sweeps: Annotated[
+        bool, typer.Option(help="Also the cost against R, K, T and hidden size, as a picture.")
+    ] = False,
     turns: Annotated[int, typer.Option(help="Turns each contender takes.")] = 5,
     threads: Annotated[int | None, typer.Option(help="Threads of torch.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for bench.md and bench.csv.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for tables and picture.")] = None,
 ) -> None:
     """Time contenders side by side in one process; read the ratios, and only on a quiet machine."""
-    import csv
-
     import torch
 
-    from .experiments.bench import BENCHMARKS, SIZES, as_markdown
-    from .experiments.cells import origin
+    from .experiments.bench import BENCHMARKS, SIZES
+    from .experiments.bench_sweeps import SWEEPS, plot_sweeps
+    from .experiments.bench_tables import as_markdown, machine, write_csv
     from .experiments.config import nearest
 
+    names, kinds = size or ["copy", "ptb-small"], only or list(BENCHMARKS)
+    for given, known, what in ((names, SIZES, "size"), (kinds, BENCHMARKS, "benchmark")):
+        for name in given:
+            if name not in known:
+                raise nearest(name, known, what)
     if threads is not None:
         torch.set_num_threads(threads)
-    torch.set_flush_denormal(True)
+    torch.set_flush_denormal(True)  # for all contenders alike
     timings = []
-    for name in size or ["copy", "ptb-small"]:
-        if name not in SIZES:
-            raise nearest(name, SIZES, "size")
-        for kind in only or BENCHMARKS:
-            if kind not in BENCHMARKS:
-                raise nearest(kind, BENCHMARKS, "benchmark")
+    for name in names:
+        for kind in kinds:
+            _err.print(f"{kind}, {name}")
             timings += BENCHMARKS[kind](SIZES[name], turns)
-    made = ", ".join(f"{k} {v}" for k, v in origin().items())
-    text = f"{as_markdown(timings)}\n\n{made}, {torch.get_num_threads()} threads\n"
+    text = f"{as_markdown(timings)}\n\n{machine()}\n"
     _out.print(text, highlight=False, markup=False)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         (out / "bench.md").write_text(text)
-        with (out / "bench.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, [f.name for f in dataclasses.fields(timings[0])])
-            writer.writeheader()
-            writer.writerows(dataclasses.asdict(t) for t in timings)
+        write_csv(timings, out / "bench.csv")
+    if sweeps:
+        points = []
+        for name, sweep in SWEEPS.items():
+            _err.print(f"sweep of {name}")
+            points += sweep(turns, "smoke" in names)
+        if out is not None:
+            write_csv(points, out / "sweeps.csv")
+            plot_sweeps(points, out / "sweeps.png")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .gates import gru_backward, lstm_backward, rnn_backward, weights_of
+from .gates import SublayerPass, run_sublayer, weights_of
 from .model import Nest, Recurrent, steps_of
 from .state import State, detach, leaves, map_leaves, select_rows
 from .undisturbed import undisturbed
@@ -129,66 +129,35 @@ class LayerPass:
     """The layer run forward without gradient, one sublayer at a time."""
 
     def __init__(self, layer: nn.RNNBase, x: Tensor, state: State) -> None:
-        self.layer = layer
-        self.start = leaves(state)
-        self.inputs: list[Tensor] = []
-        self.outputs: list[Tensor] = []
+        self._layer = layer
+        self._passes: list[SublayerPass] = []
         self.masks: list[Tensor | None] = []
-        final: list[list[Tensor]] = [[] for _ in self.start]
+        start = leaves(state)
         for index in range(layer.num_layers):
             mask = None
             if index and layer.training and layer.dropout:
                 mask = F.dropout(torch.ones_like(x), layer.dropout)
                 x = x * mask
             self.masks.append(mask)
-            self.inputs.append(x)
-            x, last = _run_one(layer, index, x, [leaf[index : index + 1] for leaf in self.start])
-            self.outputs.append(x)
-            for store, leaf in zip(final, last, strict=True):
-                store.append(leaf)
-        self.final = [torch.cat(parts) for parts in final]
+            self._passes.append(run_sublayer(layer, index, x, [leaf[index] for leaf in start]))
+            x = self._passes[-1].out
+        self.final = [
+            torch.stack(parts) for parts in zip(*(p.leaving for p in self._passes), strict=True)
+        ]
+        reached = iter(self.final)
+        self.leaving = map_leaves(lambda _: next(reached), state)
 
     def backward(self, gradients: list[Tensor]) -> list[Tensor]:
-        """Return `(steps, layers, rows, dims)` per state leaf: gradients of the entering states.
-
-        Args:
-            gradients: with respect to the final state, one per leaf.
-        """
-        steps = len(self.outputs[0])
+        """Return `(steps, layers, rows, dims)` per state leaf; see `Pass` in segments.py."""
+        steps = len(self._passes[0].out)
         found: list[Any] = [g.new_empty(steps, *g.shape) for g in gradients]
         above: Tensor | None = None
-        for index in reversed(range(self.layer.num_layers)):
-            w, x, out = weights_of(self.layer, index), self.inputs[index], self.outputs[index]
-            h0, gh = self.start[0][index], gradients[0][index]
-            if isinstance(self.layer, nn.LSTM):
-                c0, gc = self.start[1][index], gradients[1][index]
-                entering = lstm_backward(w, x, h0, c0, out, above, gh, gc)
-                found[1][:, index] = entering.c
-            elif isinstance(self.layer, nn.GRU):
-                entering = gru_backward(w, x, h0, out, above, gh)
-            else:
-                relu = self.layer.nonlinearity == "relu"
-                entering = rnn_backward(w, relu, h0, out, above, gh)
-            found[0][:, index] = entering.h
-            mask = self.masks[index]
-            above = entering.x if mask is None else entering.x * mask
+        for index in reversed(range(len(self._passes))):
+            entering = self._passes[index].backward(above, [g[index] for g in gradients])
+            for store, gradient in zip(found, entering.state, strict=True):
+                store[:, index] = gradient
+            if index:
+                above = entering.gates @ weights_of(self._layer, index).ih
+                mask = self.masks[index]
+                above = above if mask is None else above * mask
         return found
-
-
-def _run_one(
-    layer: nn.RNNBase, index: int, x: Tensor, start: list[Tensor]
-) -> tuple[Tensor, list[Tensor]]:
-    """Run sublayer `index` with the kernel that torch has for it."""
-    options: dict[str, Any] = {"bias": layer.bias, "device": "meta", "dtype": x.dtype}
-    if isinstance(layer, nn.LSTM):
-        options["proj_size"] = layer.proj_size
-    if isinstance(layer, nn.RNN):
-        options["nonlinearity"] = layer.nonlinearity
-    kind: Any = type(layer)
-    one = kind(x.shape[-1], layer.hidden_size, **options)
-    names = [name for name, _ in one.named_parameters()]
-    parameters = {n: getattr(layer, n.replace("_l0", f"_l{index}")).detach() for n in names}
-    contiguous = [leaf.contiguous() for leaf in start]
-    state = tuple(contiguous) if len(contiguous) == 2 else contiguous[0]
-    out, final = torch.func.functional_call(one, parameters, (x.contiguous(), state))
-    return out, leaves(final)

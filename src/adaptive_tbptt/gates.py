@@ -1,9 +1,11 @@
-"""Backpropagation through `nn.LSTM`, `nn.GRU` and `nn.RNN` by hand, every lag at once.
+"""`nn.LSTM`, `nn.GRU` and `nn.RNN` by hand: one layer forward, and back to every state at once.
 
 Autograd on a layer returns the gradient of its first state only; one call per step would return
-all of them, at four to seven times the cost. Here the gates of all steps are recomputed in one
-large product, everything elementwise is prepared for all steps together, and what is left of a
-step backwards is one small product with the recurrent weights. No weight gradient is formed.
+all of them, at four to seven times the cost. Here whatever is elementwise is prepared for all
+steps together, and what is left of a step is one small product with the recurrent weights. No
+weight gradient is formed.
+
+All tensors are time first: `(steps, rows, ...)`.
 """
 
 from __future__ import annotations
@@ -26,17 +28,15 @@ class Weights(NamedTuple):
 
 
 class Entering(NamedTuple):
-    """Gradients with respect to the state that enters each step, and to the inputs of each step.
+    """Gradients with respect to what enters each step.
 
     Attributes:
-        h: `(steps, rows, hidden)`.
-        c: the same for the cell state of an LSTM.
-        x: `(steps, rows, inputs)`.
+        state: of h, and of c for an LSTM, `(steps, rows, dims)`.
+        gates: of the products with the input weights.
     """
 
-    h: Tensor
-    c: Tensor | None
-    x: Tensor
+    state: list[Tensor]
+    gates: Tensor
 
 
 def weights_of(layer: nn.RNNBase, index: int) -> Weights:
@@ -52,95 +52,161 @@ def weights_of(layer: nn.RNNBase, index: int) -> Weights:
     return Weights(ih, hh, get("bias_ih"), get("bias_hh"), get("weight_hr"))
 
 
-def lstm_backward(
-    w: Weights,
-    x: Tensor,
-    h0: Tensor,
-    c0: Tensor,
-    out: Tensor,
-    above: Tensor | None,
-    gh: Tensor,
-    gc: Tensor,
-) -> Entering:
-    """Backpropagate through one LSTM layer.
+def _from_inputs(w: Weights, x: Tensor, *, both_biases: bool) -> Tensor:
+    """Return the products of all steps with the input weights, biases added."""
+    bias = w.b_ih
+    if both_biases and w.b_ih is not None and w.b_hh is not None:
+        bias = w.b_ih + w.b_hh
+    return F.linear(x, w.ih, bias)
+
+
+class LstmPass:
+    """One LSTM layer over all steps.
 
     Args:
         w: its parameters.
         x: `(steps, rows, inputs)`.
-        h0: `(rows, projected)` state entering the first step; `c0` likewise.
-        c0: `(rows, hidden)`.
-        out: `(steps, rows, projected)`, its outputs.
-        above: gradient with respect to `out` from the layer above, or None.
-        gh: gradient with respect to the last h; `gc` likewise.
-        gc: gradient with respect to the last c.
+        state: h `(rows, projected)` and c `(rows, hidden)` that enter the first step.
+
+    Attributes:
+        out: `(steps, rows, projected)`.
+        leaving: h and c after the last step.
     """
-    steps, rows, _ = x.shape
-    before = torch.cat([h0[None], out[:-1]])
-    gates = F.linear(x, w.ih, w.b_ih) + F.linear(before, w.hh, w.b_hh)
-    i, f, g, o = gates.view(steps, rows, 4, -1).unbind(2)
-    i, f, o, g = torch.sigmoid(i), torch.sigmoid(f), torch.sigmoid(o), torch.tanh(g)
-    cells = torch.empty(steps + 1, *c0.shape, dtype=c0.dtype, device=c0.device)
-    cells[0] = c0
-    new = i * g
-    for t in range(steps):
-        torch.addcmul(new[t], f[t], cells[t], out=cells[t + 1])
-    squashed = torch.tanh(cells[1:])
-    to_cell = o * (1 - squashed**2)
-    to_o = squashed * o * (1 - o)
-    to_ifg = torch.stack([g * i * (1 - i), cells[:-1] * f * (1 - f), i * (1 - g**2)], dim=2)
-    delta = torch.empty(steps, rows, 4, c0.shape[-1], dtype=x.dtype, device=x.device)
-    enter_h, enter_c = torch.empty_like(before), torch.empty_like(new)
-    for t in reversed(range(steps)):
-        if above is not None:
-            gh = gh + above[t]
-        gy = gh if w.hr is None else gh @ w.hr
-        dc = torch.addcmul(gc, gy, to_cell[t])
-        torch.mul(dc[:, None], to_ifg[t], out=delta[t, :, :3])
-        torch.mul(gy, to_o[t], out=delta[t, :, 3])
-        gc = torch.mul(dc, f[t], out=enter_c[t])
-        gh = torch.mm(delta[t].flatten(1), w.hh, out=enter_h[t])
-    return Entering(enter_h, enter_c, delta.flatten(2) @ w.ih)
+
+    def __init__(self, w: Weights, x: Tensor, state: list[Tensor]) -> None:
+        h, c = state
+        steps, size = len(x), c.shape[-1]
+        gates = _from_inputs(w, x, both_biases=True)
+        i, f, g, o = gates.unflatten(-1, (4, size)).unbind(2)
+        before = x.new_empty(steps + 1, *h.shape)
+        cells = x.new_empty(steps + 1, *c.shape)
+        squashed = x.new_empty(steps, *c.shape)
+        before[0], cells[0] = h, c
+        recurrent, first_two = w.hh.t(), gates[..., : 2 * size]
+        for t in range(steps):
+            gates[t].addmm_(before[t], recurrent)
+            first_two[t].sigmoid_()
+            g[t].tanh_()
+            o[t].sigmoid_()
+            torch.mul(f[t], cells[t], out=cells[t + 1]).addcmul_(i[t], g[t])
+            torch.tanh(cells[t + 1], out=squashed[t])
+            if w.hr is None:
+                torch.mul(o[t], squashed[t], out=before[t + 1])
+            else:
+                torch.mm(o[t] * squashed[t], w.hr.t(), out=before[t + 1])
+        self._w, self._gates, self._cells, self._squashed = w, (i, f, g, o), cells, squashed
+        self.before, self.out = before[:-1], before[1:]
+        self.leaving = [before[-1], cells[-1]]
+
+    def backward(self, above: Tensor | None, gradients: list[Tensor]) -> Entering:
+        """Backpropagate.
+
+        Args:
+            above: gradient with respect to `out`, or None.
+            gradients: with respect to `leaving`.
+        """
+        w, (i, f, g, o), tanh_c = self._w, self._gates, self._squashed
+        gh, gc = gradients
+        to_cell = o * (1 - tanh_c**2)
+        # What each gate's gradient is multiplied by: that of c for the first three, of h for o.
+        delta = torch.stack(
+            [g * i * (1 - i), self._cells[:-1] * f * (1 - f), i * (1 - g**2), tanh_c * o * (1 - o)],
+            dim=2,
+        )
+        flat = delta.flatten(2)
+        enter_h, enter_c = torch.empty_like(self.before), torch.empty_like(tanh_c)
+        for t in reversed(range(len(flat))):
+            if above is not None:
+                gh = gh + above[t]
+            gy = gh if w.hr is None else gh @ w.hr
+            dc = torch.addcmul(gc, gy, to_cell[t])
+            delta[t, :, :3].mul_(dc[:, None])
+            delta[t, :, 3].mul_(gy)
+            gc = torch.mul(dc, f[t], out=enter_c[t])
+            gh = torch.mm(flat[t], w.hh, out=enter_h[t])
+        return Entering([enter_h, enter_c], flat)
 
 
-def gru_backward(
-    w: Weights, x: Tensor, h0: Tensor, out: Tensor, above: Tensor | None, gh: Tensor
-) -> Entering:
-    """Backpropagate through one GRU layer; arguments as in `lstm_backward`.
+class GruPass:
+    """One GRU layer over all steps; see `LstmPass`."""
 
-    The reset gate multiplies inside the candidate, so what goes through the recurrent weights is
-    (d_r, d_z, r * d_n), and z passes the state on beside them.
-    """
-    steps, rows, _ = x.shape
-    before = torch.cat([h0[None], out[:-1]])
-    from_x = F.linear(x, w.ih, w.b_ih).view(steps, rows, 3, -1)
-    from_h = F.linear(before, w.hh, w.b_hh).view(steps, rows, 3, -1)
-    r, z = torch.sigmoid(from_x[:, :, :2] + from_h[:, :, :2]).unbind(2)
-    inner = from_h[:, :, 2]
-    n = torch.tanh(from_x[:, :, 2] + r * inner)
-    to_n = (1 - z) * (1 - n**2)
-    # How each gate's part of delta follows from the gradient of h_t.
-    factors = torch.stack([to_n * inner * r * (1 - r), (before - n) * z * (1 - z), to_n], dim=2)
-    recurrent = factors.clone()
-    recurrent[:, :, 2] *= r
-    grads, enter = torch.empty_like(before), torch.empty_like(before)
-    for t in reversed(range(steps)):
-        if above is not None:
-            gh = gh + above[t]
-        grads[t] = gh
-        torch.addmm(gh * z[t], (gh[:, None] * recurrent[t]).flatten(1), w.hh, out=enter[t])
-        gh = enter[t]
-    return Entering(enter, None, (grads[:, :, None] * factors).flatten(2) @ w.ih)
+    def __init__(self, w: Weights, x: Tensor, state: list[Tensor]) -> None:
+        (h,) = state
+        steps, size = len(x), h.shape[-1]
+        gates = _from_inputs(w, x, both_biases=False)
+        rz, n = gates.split([2 * size, size], dim=-1)
+        inner = torch.empty_like(n)
+        before = x.new_empty(steps + 1, *h.shape)
+        before[0] = h
+        for t in range(steps):
+            from_h = F.linear(before[t], w.hh, w.b_hh)
+            rz[t].add_(from_h[:, : 2 * size]).sigmoid_()
+            inner[t] = from_h[:, 2 * size :]
+            n[t].addcmul_(rz[t, :, :size], inner[t]).tanh_()
+            torch.lerp(n[t], before[t], rz[t, :, size:], out=before[t + 1])
+        self._w, self._gates, self._inner = w, (rz[..., :size], rz[..., size:], n), inner
+        self.before, self.out = before[:-1], before[1:]
+        self.leaving = [before[-1]]
+
+    def backward(self, above: Tensor | None, gradients: list[Tensor]) -> Entering:
+        """Backpropagate; the arguments are those of `LstmPass.backward`.
+
+        The reset gate multiplies inside the candidate, so what goes through the recurrent weights
+        is (d_r, d_z, r * d_n), and z passes the state on beside them.
+        """
+        w, (r, z, n) = self._w, self._gates
+        (gh,) = gradients
+        to_n = (1 - z) * (1 - n**2)
+        # How each gate's part follows from the gradient of h_t.
+        factors = torch.stack(
+            [to_n * self._inner * r * (1 - r), (self.before - n) * z * (1 - z), to_n], dim=2
+        )
+        recurrent = factors.clone()
+        recurrent[:, :, 2] *= r
+        flat = recurrent.flatten(2)
+        leaving, enter = torch.empty_like(self.before), torch.empty_like(self.before)
+        for t in reversed(range(len(flat))):
+            if above is not None:
+                gh = gh + above[t]
+            leaving[t] = gh
+            recurrent[t].mul_(gh[:, None])
+            gh = torch.addmm(gh * z[t], flat[t], w.hh, out=enter[t])
+        return Entering([enter], (leaving[:, :, None] * factors).flatten(2))
 
 
-def rnn_backward(
-    w: Weights, relu: bool, h0: Tensor, out: Tensor, above: Tensor | None, gh: Tensor
-) -> Entering:
-    """Backpropagate through one simple layer; arguments as in `lstm_backward`."""
-    slope = (out > 0).to(out.dtype) if relu else 1 - out**2
-    delta, enter = torch.empty_like(out), torch.empty_like(out)
-    for t in reversed(range(len(out))):
-        if above is not None:
-            gh = gh + above[t]
-        torch.mul(gh, slope[t], out=delta[t])
-        gh = torch.mm(delta[t], w.hh, out=enter[t])
-    return Entering(enter, None, delta @ w.ih)
+class RnnPass:
+    """One simple layer over all steps; see `LstmPass`."""
+
+    def __init__(self, w: Weights, x: Tensor, state: list[Tensor], relu: bool) -> None:
+        (h,) = state
+        self._w, self._relu = w, relu
+        self.out = _from_inputs(w, x, both_biases=True)
+        recurrent = w.hh.t()
+        for now in self.out:
+            now.addmm_(h, recurrent)
+            h = now.relu_() if relu else now.tanh_()
+        self.leaving = [h]
+
+    def backward(self, above: Tensor | None, gradients: list[Tensor]) -> Entering:
+        """Backpropagate; the arguments are those of `LstmPass.backward`."""
+        (gh,) = gradients
+        delta = (self.out > 0).to(self.out.dtype) if self._relu else 1 - self.out**2
+        enter = torch.empty_like(self.out)
+        for t in reversed(range(len(self.out))):
+            if above is not None:
+                gh = gh + above[t]
+            gh = torch.mm(delta[t].mul_(gh), self._w.hh, out=enter[t])
+        return Entering([enter], delta)
+
+
+SublayerPass = LstmPass | GruPass | RnnPass
+
+
+def run_sublayer(layer: nn.RNNBase, index: int, x: Tensor, state: list[Tensor]) -> SublayerPass:
+    """Run layer `index` of a stack."""
+    w = weights_of(layer, index)
+    if isinstance(layer, nn.LSTM):
+        return LstmPass(w, x, state)
+    if isinstance(layer, nn.GRU):
+        return GruPass(w, x, state)
+    return RnnPass(w, x, state, relu=layer.nonlinearity == "relu")

@@ -8,6 +8,7 @@ needs it, and the gradient at lag 0 can be measured.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import chain
 from typing import Any
@@ -217,13 +218,19 @@ class Recurrent:
 
         Dimensions before a leaf's batch dimension are layers, those after it are flattened.
         """
+        stacked = self.stacked_components(map_leaves(lambda x: x[None], nest))
+        return {name: part[0] for name, part in stacked.items()}
+
+    def stacked_components(self, nest: State) -> dict[str, Tensor]:
+        """Return `(steps, rows, dims)` parts of states that are stacked along a first dimension."""
         parts = {}
         names = {"0": "h", "1": "c"} if self._is_lstm_state(nest) else {"state": "h"}
         for (name, leaf), dim in zip(named_leaves(nest), self.known_dims, strict=True):
             if dim is None or not leaf.is_floating_point():
                 continue
-            layers = leaf.reshape(-1, leaf.shape[dim], leaf.shape[dim + 1 :].numel())
-            for i, layer in enumerate(layers):
+            steps, *rest = leaf.shape
+            layers = leaf.reshape(steps, -1, rest[dim], math.prod(rest[dim + 1 :]))
+            for i, layer in enumerate(layers.unbind(1)):
                 label = names.get(name, name)
                 parts[label if dim == 0 else f"{label}[{i}]"] = layer
         return parts

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 @contextmanager
@@ -46,10 +46,30 @@ def undisturbed(
                         tensor.copy_(before)
 
 
-def _fork_random_state(stack: ExitStack, module: nn.Module) -> None:
+def _accelerators(module: nn.Module) -> list[torch.device]:
     devices = {p.device for p in module.parameters()} | {b.device for b in module.buffers()}
-    accelerators = [d for d in devices if d.type not in ("cpu", "meta")]
+    return sorted((d for d in devices if d.type not in ("cpu", "meta")), key=str)
+
+
+def _fork_random_state(stack: ExitStack, module: nn.Module) -> None:
+    accelerators = _accelerators(module)
     if not accelerators:
         stack.enter_context(torch.random.fork_rng(devices=[]))
     for d in accelerators:
         stack.enter_context(torch.random.fork_rng(devices=[d.index or 0], device_type=d.type))
+
+
+RandomState = list[Tensor]
+
+
+def get_random_state(module: nn.Module) -> RandomState:
+    """Return torch's random state on the CPU and on the devices of a module."""
+    others = [torch.get_device_module(d).get_rng_state(d) for d in _accelerators(module)]
+    return [torch.get_rng_state(), *others]
+
+
+def set_random_state(module: nn.Module, saved: RandomState) -> None:
+    """Undo `get_random_state`."""
+    torch.set_rng_state(saved[0])
+    for d, state in zip(_accelerators(module), saved[1:], strict=True):
+        torch.get_device_module(d).set_rng_state(state, d)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..control import BiasTolerance, FixedTruncation
+from ..model import as_recurrent
 from ..probe import probe_segment
 from ..stream import SequenceStream
 from ..tasks.language_task import LanguageModel
@@ -30,7 +31,9 @@ class Size:
         symbols: size of the alphabet or vocabulary.
         rows: batch size.
         window: R.
-        k: truncation length for training.
+        ks: truncation lengths for training.
+        windows: number of windows to train on.
+        epoch: steps of an epoch; 0 where a whole one takes too long.
     """
 
     name: str
@@ -39,7 +42,9 @@ class Size:
     symbols: int
     rows: int
     window: int
-    k: int
+    ks: tuple[int, ...]
+    windows: int
+    epoch: int
 
     def model(self) -> nn.Module:
         """Return the model: the copy task's for small alphabets, the language model for others."""
@@ -55,16 +60,26 @@ class Size:
 
 
 SIZES = {
-    "smoke": Size("smoke", 8, 1, 6, 4, 20, 5),
-    "copy": Size("copy", 50, 2, 6, 64, 100, 10),
-    "ptb-small": Size("ptb-small", 128, 1, 8069, 16, 400, 50),
-    "ptb": Size("ptb", 900, 1, 10_000, 32, 400, 50),
+    "smoke": Size("smoke", 8, 1, 6, 4, 20, (5,), 10, 200),
+    "copy": Size("copy", 50, 2, 6, 64, 100, (10, 30), 40, 4000),
+    "ptb-small": Size("ptb-small", 128, 1, 8069, 16, 400, (10, 50, 100), 20, 10_000),
+    "ptb": Size("ptb", 900, 1, 10_000, 32, 400, (10, 50, 100), 5, 0),
 }
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one contender: the least and the median of its turns."""
+    """Seconds of one contender: the least and the median of its turns.
+
+    Attributes:
+        benchmark: what is timed.
+        size: of the model, or the point of a sweep.
+        contender: who is timed.
+        least: seconds of the best turn.
+        median: seconds of the median turn.
+        turns: how many there were.
+        tokens: steps times rows that were trained on; 0 where nothing is trained.
+    """
 
     benchmark: str
     size: str
@@ -72,10 +87,11 @@ class Timing:
     least: float
     median: float
     turns: int
+    tokens: int = 0
 
 
 def take_turns(
-    benchmark: str, size: str, contenders: dict[str, Callable[[], Any]], turns: int
+    benchmark: str, size: str, contenders: dict[str, Callable[[], Any]], turns: int, tokens: int = 0
 ) -> list[Timing]:
     """Run every contender once to warm up, then in turns."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
@@ -86,15 +102,13 @@ def take_turns(
             if turn:
                 seconds[name].append(time.perf_counter() - start)
     return [
-        Timing(benchmark, size, name, min(s), statistics.median(s), turns)
+        Timing(benchmark, size, name, min(s), statistics.median(s), turns, tokens)
         for name, s in seconds.items()
     ]
 
 
 def bench_probe(size: Size, turns: int) -> list[Timing]:
     """One profile: ours, per step by autograd, one fused pass, and the bare products."""
-    from ..model import as_recurrent
-
     model: Any = size.model()
     recurrent = as_recurrent(model)
     segment = size.stream(size.window).segment(0, size.window)
@@ -106,65 +120,68 @@ def bench_probe(size: Size, turns: int) -> list[Timing]:
             "ours, general path": lambda: probe_segment(
                 recurrent, symbol_loss, segment, fused=False
             ),
-            "per step by hand": lambda: _probe_by_hand(model, segment.inputs, segment.targets),
-            "one fused pass": lambda: _one_pass(model, segment.inputs, segment.targets),
-            "bare products": lambda: _products(size, size.window, 3),
+            "per step by hand": lambda: probe_by_hand(model, segment.inputs, segment.targets),
+            "one fused pass": lambda: one_pass(model, segment.inputs, segment.targets),
+            "bare products": lambda: products(size, size.window, 3),
         },
         turns,
     )
 
 
 def bench_training(size: Size, turns: int) -> list[Timing]:
-    """Ten windows of BPTT(2K, K): ours, a plain loop with the same gradient, the bare products."""
+    """Some windows of BPTT(2K, K) for several K."""
+    timings = []
+    for k in size.ks:
+        contenders = training_contenders(size, size.windows * k, k)
+        tokens = size.windows * k * size.rows
+        timings += take_turns("training", f"{size.name}, K={k}", contenders, turns, tokens)
+    return timings
+
+
+def training_contenders(size: Size, steps: int, k: int) -> dict[str, Callable[[], Any]]:
+    """Return one epoch by us, by a plain loop with the same gradient, and the bare products."""
     model: Any = size.model()
-    steps = 10 * size.k
     stream = size.stream(steps)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    tbptt = AdaptiveTBPTT(model, symbol_loss, FixedTruncation(k))
+    return {
+        "ours": lambda: train_epoch(tbptt, stream, optimizer),
+        "plain loop": lambda: plain_loop(model, stream, optimizer, k),
+        "bare products": lambda: products(size, 2 * steps, 3),
+    }
 
-    def ours() -> None:
-        tbptt = AdaptiveTBPTT(model, symbol_loss, FixedTruncation(size.k))
-        for window in tbptt.windows(stream):
-            window.backward()
-            optimizer.step()
-            optimizer.zero_grad()
 
-    return take_turns(
-        "training",
-        size.name,
-        {
-            "ours": ours,
-            "plain loop": lambda: _plain_loop(model, stream, optimizer, size.k),
-            "bare products": lambda: _products(size, 2 * steps, 3),
-        },
-        turns,
-    )
+def train_epoch(tbptt: AdaptiveTBPTT, stream: SequenceStream, optimizer: Any) -> None:
+    """Train one epoch as a person's own loop would."""
+    for window in tbptt.windows(stream):
+        window.backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def bench_adaptivity(size: Size, turns: int) -> list[Timing]:
-    """One epoch of 4000 steps at the same K, with the paper's one estimate and without."""
+    """One epoch at the same K, with the paper's one estimate and without."""
+    if size.epoch == 0:
+        return []
     model: Any = size.model()
-    stream = size.stream(4000 if size.name != "smoke" else 200)
+    stream = size.stream(size.epoch)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    options: dict[str, Any] = {"k_min": size.k, "k_max": size.k, "window": size.window}
+    k = size.ks[-1]  # the largest: an epoch is cheapest there, and a probe costs the same
+    options: dict[str, Any] = {"k_min": k, "k_max": k, "window": size.window}
 
     def epoch(controller: Any) -> None:
-        for window in AdaptiveTBPTT(model, symbol_loss, controller).windows(stream):
-            window.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        train_epoch(AdaptiveTBPTT(model, symbol_loss, controller), stream, optimizer)
 
-    return take_turns(
-        "adaptivity",
-        size.name,
-        {
-            "adaptive": lambda: epoch(BiasTolerance(delta=0.999, **options)),
-            "fixed": lambda: epoch(FixedTruncation(size.k)),
-        },
-        turns,
-    )
+    contenders = {
+        "adaptive": lambda: epoch(BiasTolerance(delta=0.999, **options)),
+        "fixed": lambda: epoch(FixedTruncation(k)),
+        "bare products": lambda: products(size, 2 * size.epoch, 3),
+    }
+    tokens = size.epoch * size.rows
+    return take_turns("adaptivity", f"{size.name}, K={k}", contenders, turns, tokens)
 
 
-def _probe_by_hand(model: Any, x: Tensor, y: Tensor) -> list[Tensor]:
+def probe_by_hand(model: Any, x: Tensor, y: Tensor) -> list[Tensor]:
     """A probe as a person would write it: step by step, keep every state, one backward pass."""
     state = None
     states: list[Tensor] = []
@@ -178,14 +195,14 @@ def _probe_by_hand(model: Any, x: Tensor, y: Tensor) -> list[Tensor]:
     return [leaf.grad.norm(dim=-1) for leaf in states[:-1] if leaf.grad is not None]
 
 
-def _one_pass(model: Any, x: Tensor, y: Tensor) -> None:
+def one_pass(model: Any, x: Tensor, y: Tensor) -> None:
     """One forward and one backward pass of the fused layer over the window."""
     features, _ = model.core(x, None)
     symbol_loss(model.head(features[-1:]), y[-1:]).backward()
     model.zero_grad()
 
 
-def _plain_loop(model: Any, stream: SequenceStream, optimizer: Any, k: int) -> None:
+def plain_loop(model: Any, stream: SequenceStream, optimizer: Any, k: int) -> None:
     """BPTT(2K, K) as in circulation: head and loss everywhere, the first half masked out."""
     state: Any = None
     length = len(stream)
@@ -208,7 +225,7 @@ def _plain_loop(model: Any, stream: SequenceStream, optimizer: Any, k: int) -> N
         state = None if state is None else tuple(leaf.detach() for leaf in state)
 
 
-def _products(size: Size, steps: int, passes: int) -> None:
+def products(size: Size, steps: int, passes: int) -> None:
     """The matrix products that no implementation of the recurrence can do without."""
     rows, hidden = size.rows, size.hidden
     h, w = torch.zeros(rows, hidden), torch.zeros(hidden, 4 * hidden)
@@ -224,19 +241,3 @@ BENCHMARKS: dict[str, Callable[[Size, int], list[Timing]]] = {
     "training": bench_training,
     "adaptivity": bench_adaptivity,
 }
-
-
-def as_markdown(timings: list[Timing]) -> str:
-    """Return a table with the ratio of each contender to ours, by minima."""
-    ours = {(t.benchmark, t.size): t.least for t in timings if t.contender in ("ours", "adaptive")}
-    lines = [
-        "| benchmark | size | contender | least, s | median, s | ours / it |",
-        "|---|---|---|---|---|---|",
-    ]
-    for t in timings:
-        ratio = ours[t.benchmark, t.size] / t.least
-        lines.append(
-            f"| {t.benchmark} | {t.size} | {t.contender} | {t.least:.4f} | {t.median:.4f} | "
-            f"{ratio:.2f} |"
-        )
-    return "\n".join(lines)

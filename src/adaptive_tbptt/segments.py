@@ -1,0 +1,153 @@
+"""Backpropagation to every state of a long window in bounded memory, one segment at a time.
+
+The forward pass keeps the state that enters each segment and the random state there; the backward
+pass runs each segment but the last again from them. That is one forward pass more, at most, and
+what is held at once does not depend on the window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .fused import layer_pass
+from .model import Recurrent
+from .state import State, detach, leaves, map_leaves
+from .stream import Segment
+from .undisturbed import RandomState, get_random_state, set_random_state
+from .unroll import unroll
+
+
+class Pass(Protocol):
+    """Some steps that were run, and can be backpropagated through.
+
+    Attributes:
+        leaving: the state after them.
+    """
+
+    leaving: State
+
+    def backward(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Return `(steps, *leaf)` per state leaf: gradients of the state that enters each step.
+
+        Args:
+            gradients: with respect to the leaves of `leaving`.
+        """
+
+
+class StepPass:
+    """Steps of any module, one at a time, by autograd."""
+
+    def __init__(self, recurrent: Recurrent, segment: Segment, state: State) -> None:
+        self._entering: list[list[Tensor]] = []
+        start = map_leaves(as_variable, state)
+        for step in unroll(recurrent, segment.inputs, start, segment.resets, _alias):
+            self._entering.append(leaves(step.entering))
+            self.leaving = step.leaving
+            if torch.is_grad_enabled() and not any(x.requires_grad for x in leaves(step.leaving)):
+                raise ValueError(
+                    f"the state of {type(recurrent.module).__name__} carries no gradient: it is "
+                    "detached inside, made under no_grad, or not of floating point"
+                )
+
+    def backward(self, gradients: list[Tensor]) -> list[Tensor]:
+        """See `Pass`."""
+        wanted = [x for entering in self._entering for x in entering if x.requires_grad]
+        pairs = zip(leaves(self.leaving), gradients, strict=True)
+        outputs, given = zip(*((x, g) for x, g in pairs if x.requires_grad), strict=True)
+        found = iter(
+            torch.autograd.grad(outputs, wanted, given, allow_unused=True, materialize_grads=True)
+        )
+        by_step = [
+            [next(found) if x.requires_grad else torch.zeros_like(x) for x in entering]
+            for entering in self._entering
+        ]
+        return [torch.stack(steps) for steps in zip(*by_step, strict=True)]
+
+
+def as_variable(leaf: Tensor) -> Tensor:
+    """Return a detached copy to differentiate for; integers stay constants."""
+    return leaf.detach().clone().requires_grad_(leaf.is_floating_point())
+
+
+def _alias(state: State) -> State:
+    # What a step made of its own new state (a higher layer, say) hangs on the original, so only
+    # the paths from the next step on reach the alias.
+    return map_leaves(lambda x: x.view_as(x), state)
+
+
+class _Shelf:
+    """Room for copies of a nest, made at once.
+
+    Small tensors strewn between the large ones of the segments would keep the allocator from
+    using that memory again: a window of 10,000 steps then takes up to five times as much.
+    """
+
+    def __init__(self, nest: State, copies: int) -> None:
+        self._free = iter([[x.new_empty(x.shape) for x in leaves(nest)] for _ in range(copies)])
+
+    def put(self, nest: State) -> State:
+        """Return a copy."""
+        slots = iter(next(self._free))
+        return map_leaves(lambda x: next(slots).copy_(x), nest)
+
+
+class Segments:
+    """The steps of a window, run forward.
+
+    Args:
+        recurrent: the model.
+        window: the steps; there may be none.
+        state: state entering the first step.
+        length: steps that are held at once.
+        fused: whether to take the fast path where it applies.
+
+    Attributes:
+        final: the detached state after the last step.
+    """
+
+    def __init__(
+        self, recurrent: Recurrent, window: Segment, state: State, *, length: int, fused: bool
+    ) -> None:
+        self._recurrent, self._window = recurrent, window
+        self._length, self._fused = length, fused
+        self._starts = list(range(0, window.steps, length))
+        self._kept: list[tuple[State, RandomState]] = []
+        self._newest: Pass | None = None
+        self.final = detach(state)
+        shelf = _Shelf((self.final, get_random_state(recurrent.module)), len(self._starts))
+        for start in self._starts:
+            self._kept.append(shelf.put((self.final, get_random_state(recurrent.module))))
+            last = start == self._starts[-1]
+            with torch.set_grad_enabled(last):
+                passed = self._run(start, self.final)
+            self._newest = passed if last else None
+            self.final = detach(passed.leaving)
+
+    def backward(self, gradients: list[Tensor]) -> Iterator[list[Tensor]]:
+        """Yield what `Pass.backward` returns for each segment, the last one first.
+
+        Args:
+            gradients: with respect to `final`, one per leaf.
+        """
+        for start, (state, random) in zip(
+            reversed(self._starts), reversed(self._kept), strict=True
+        ):
+            passed, self._newest = self._newest, None
+            if passed is None:
+                set_random_state(self._recurrent.module, random)
+                passed = self._run(start, state)
+            found = passed.backward(gradients)
+            gradients = [g[0] for g in found]
+            yield found
+
+    def _run(self, start: int, state: State) -> Pass:
+        segment = self._window.between(start, min(start + self._length, self._window.steps))
+        if self._fused and (segment.resets is None or not segment.resets.any()):
+            passed = layer_pass(self._recurrent, segment.inputs, state)
+            if passed is not None:
+                return passed
+        return StepPass(self._recurrent, segment, state)
