@@ -11,7 +11,11 @@ import pytest
 import adaptive_tbptt
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = {"diagnose_copy.py": ["--steps", "20"], "own_loop.py": ["--epochs", "1"]}
+EXAMPLES = {
+    "diagnose_copy.py": ["--steps", "20"],
+    "distributed.py": ["--epochs", "1"],
+    "own_loop.py": ["--epochs", "1"],
+}
 
 
 def test_every_example_is_run():

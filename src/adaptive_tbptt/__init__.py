@@ -11,6 +11,7 @@ from .gauge import Gauge, PaperGauge, ReleaseGauge
 from .model import Recurrent, as_recurrent
 from .probe import probe
 from .profile import LagProfile
+from .ranks import Distributed, Ranks, present_ranks, process_group
 from .run_folder import TrainingError
 from .stability import Stability, stability
 from .step_scale import StepScale
@@ -32,6 +33,7 @@ __all__ = [
     "Controller",
     "DecayFit",
     "Diagnosis",
+    "Distributed",
     "Estimate",
     "FitResult",
     "FixedTruncation",
@@ -40,6 +42,7 @@ __all__ = [
     "Limited",
     "Outcome",
     "PaperGauge",
+    "Ranks",
     "RateLimited",
     "Recurrent",
     "ReleaseGauge",
@@ -62,6 +65,8 @@ __all__ = [
     "diagnose",
     "evaluate",
     "fit_decay",
+    "present_ranks",
     "probe",
+    "process_group",
     "stability",
 ]

@@ -134,6 +134,7 @@ def _add_train(task: str) -> None:
     ) -> None:
         from .experiments.report import SCORES, write_report
         from .experiments.run import train_run
+        from .ranks import present_ranks, process_group
 
         if (given["delta"] is None) == (given["k"] is None):
             raise ValueError(
@@ -142,9 +143,13 @@ def _add_train(task: str) -> None:
         config = MODULES[task].preset(preset).changed(**given)
         setting = config.setting.replace("=", "-").lower()
         folder = out or Path("runs") / f"{task}-{setting}"
-        if resume and not (folder / "config.toml").exists():
-            raise ValueError(f"there is no run to resume in {folder}")
-        result = train_run(config, folder, resume=resume, device=device)
+        with process_group(device) as own_device:
+            leads = present_ranks().leads
+            if leads and resume and not (folder / "config.toml").exists():
+                raise ValueError(f"there is no run to resume in {folder}")
+            result = train_run(config, folder, resume=resume, device=own_device)
+        if not leads:
+            return
         write_report(config, result)
         best, score = result.best, config.score
         _out.print(

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 
 import torch
 
+_SMALLEST = torch.tensor(torch.finfo(torch.float32).tiny, dtype=torch.float32)
+
 
 @contextmanager
 def flushed_denormals() -> Iterator[None]:
@@ -27,5 +29,4 @@ def flushed_denormals() -> Iterator[None]:
 
 def is_flushing() -> bool:
     """Tell whether this thread flushes: torch has no getter, a product near the limit tells."""
-    smallest = torch.tensor(torch.finfo(torch.float32).tiny, dtype=torch.float32)
-    return bool(smallest * 0.5 == 0.0)
+    return (_SMALLEST * 0.5).item() == 0.0

@@ -42,6 +42,36 @@ def evaluate(
     >>> evaluate(model, nn.functional.mse_loss, stream)
     1.0
     """
+    total, count = evaluate_sum(
+        model,
+        loss_fn,
+        stream,
+        chunk=chunk,
+        weigh=weigh,
+        batch_first=batch_first,
+        state_batch_dim=state_batch_dim,
+    )
+    return mean_loss(total, count)
+
+
+def mean_loss(total: float, count: float) -> float:
+    """Return the mean; refuse a stream without a loss."""
+    if count == 0:
+        raise ValueError("the stream holds no loss: every target is masked")
+    return total / count
+
+
+def evaluate_sum(
+    model: nn.Module | Recurrent,
+    loss_fn: LossFn,
+    stream: Stream,
+    *,
+    chunk: int = 256,
+    weigh: Weigh | None = None,
+    batch_first: bool | None = None,
+    state_batch_dim: int | None = None,
+) -> tuple[float, float]:
+    """Return the sum of the losses and how many there are; see `evaluate`."""
     refuse_sums(loss_fn)
     recurrent = as_recurrent(model, batch_first=batch_first, state_batch_dim=state_batch_dim)
     weigh = default_weigh(loss_fn) if weigh is None else weigh
@@ -64,6 +94,4 @@ def evaluate(
     stream.rewind()
     if before is not None:  # it was in use
         stream.load_state_dict(before)
-    if count == 0:
-        raise ValueError("the stream holds no loss: every target is masked")
-    return float(total) / count
+    return float(total), count

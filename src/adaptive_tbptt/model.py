@@ -205,7 +205,8 @@ class Recurrent:
 
     def place(self, nest: Nest) -> Nest:
         """Move tensors to the device of the model."""
-        return map_leaves(lambda x: x.to(self.device), nest)
+        device = self.device
+        return map_leaves(lambda x: x.to(device), nest)
 
     @property
     def device(self) -> torch.device:
@@ -313,7 +314,13 @@ def as_recurrent(
     batch_first: bool | None = None,
     state_batch_dim: int | None = None,
 ) -> Recurrent:
-    """Wrap `model` unless it is wrapped already."""
+    """Wrap `model` unless it is wrapped already.
+
+    Of a `DistributedDataParallel` the module inside is taken: windows average their gradients
+    themselves, and a probe must not wait for other processes.
+    """
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module
     if isinstance(model, Recurrent):
         if batch_first not in (None, model.batch_first) or (
             state_batch_dim not in (None, model.state_batch_dim)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from .backprop import Weigh, advance
@@ -88,7 +89,7 @@ def probe(
     profile = probe_segment(
         recurrent, loss_fn, segment, state, burn_in, train=train, fused=fused, held_steps=held_steps
     )
-    check_reached(profile, segment.resets)
+    check_reached(profile, alive_rows(segment))
     return profile
 
 
@@ -184,11 +185,22 @@ def _refuse_batch_norm(module: nn.Module) -> None:
             )
 
 
-def check_reached(profile: LagProfile, resets: Tensor | None = None) -> None:
-    """Refuse a profile in which no gradient reaches the state that entered the loss's step."""
-    alive = np.ones(profile.samples, dtype=bool)
-    if resets is not None:
-        alive = ~resets[-1].cpu().numpy()
+def alive_rows(segment: Segment) -> NDArray[np.bool_]:
+    """Tell which rows do not start a sequence at the last step."""
+    if segment.resets is None:
+        return np.ones(segment.rows, dtype=bool)
+    alive: NDArray[np.bool_] = ~segment.resets[-1].cpu().numpy()
+    return alive
+
+
+def check_reached(profile: LagProfile, alive: NDArray[np.bool_] | None = None) -> None:
+    """Refuse a profile in which no gradient reaches the state that entered the loss's step.
+
+    Args:
+        profile: what was measured.
+        alive: `(samples,)`, from `alive_rows`; None is all.
+    """
+    alive = np.ones(profile.samples, dtype=bool) if alive is None else alive
     if alive.any() and not profile.state_norms[1, alive].any():
         raise ValueError(
             f"{_NOT_REACHED}. A kernel that drops the gradient of the state it is handed looks "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +68,25 @@ class LagProfile:
         last, tail = resolve(self.mean, self.floor)
         lags = np.arange(self.window + 1)
         return (lags > last) & (tail == "underflow")
+
+    def scaled(self, factor: float) -> LagProfile:
+        """Return the profile of a loss that is `factor` times this one's."""
+        return replace(
+            self,
+            state_norms=self.state_norms * factor,
+            component_norms={name: n * factor for name, n in self.component_norms.items()},
+            cumulative_gradient=self.cumulative_gradient * factor,
+        )
+
+    def silent(self, samples: int) -> LagProfile:
+        """Return a profile like this one of so many samples without a loss."""
+        nothing = np.zeros((self.window + 1, samples))
+        return replace(
+            self,
+            state_norms=nothing,
+            component_norms=dict.fromkeys(self.component_norms, nothing),
+            cumulative_gradient=np.zeros_like(self.cumulative_gradient),
+        )
 
     @staticmethod
     def concatenate(profiles: Sequence[LagProfile]) -> LagProfile:

@@ -17,18 +17,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from . import snapshot
 from .backprop import Weigh
-from .checkpoint import load_model
 from .clip import Clip
 from .control import Controller
-from .evaluate import evaluate
+from .evaluate import evaluate_sum, mean_loss
 from .interrupt import DeferredInterrupt
 from .loggers import Logger, Metrics, TensorBoardLogger, plain
 from .memory import warn_of_memory
 from .meter import LossMeter
 from .model import LossFn, Recurrent, as_recurrent
 from .progress import ProgressDisplay, describe
-from .random_state import get_random_state, set_random_state
+from .ranks import Ranks, present_ranks
 from .run_folder import RunFolder, TrainingError
 from .step_scale import Rule, StepScale
 from .stream import Stream
@@ -85,6 +85,8 @@ class Trainer:
             the metrics; what it needs later it finds in `trainer.history`.
         show: whether to show progress.
         seed: of the segments that are probed.
+        ranks: the processes that train together, as in `AdaptiveTBPTT`. The first of them writes
+            and talks.
     """
 
     def __init__(
@@ -114,11 +116,15 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         show: bool = True,
         seed: int = 0,
+        ranks: Ranks | None = None,
     ) -> None:
         if scheduler_per not in ("epoch", "window"):
             raise ValueError(f"scheduler_per must be 'epoch' or 'window', got {scheduler_per!r}")
         if patience is not None and patience < 1:
             raise ValueError(f"patience must be at least 1 epoch, got {patience}")
+        self.ranks = present_ranks() if ranks is None else ranks
+        if not self.ranks.leads:  # the first process writes and talks
+            run_dir, show, tensorboard, loggers = None, False, False, ()
         recurrent = as_recurrent(model)
         self.model, self.loss_fn, self.optimizer = recurrent.module, loss_fn, optimizer
         self.scheduler, self.scheduler_per = scheduler, scheduler_per
@@ -143,9 +149,10 @@ class Trainer:
             burn_in=burn_in,
             weigh=weigh,
             seed=seed,
+            ranks=self.ranks,
         )
         self.step_scale = step_scale
-        self._settings = {
+        self.settings = {
             "controller": repr(controller),
             "optimizer": f"{type(optimizer).__name__}, {len(optimizer.param_groups)} groups",
             "scheduler": type(scheduler).__name__,
@@ -160,7 +167,7 @@ class Trainer:
         self.best_epoch: int | None = None
         self.best_loss: float | None = None
         self.best_state: dict[str, Tensor] | None = None
-        self._meter = LossMeter()
+        self.meter = LossMeter()
 
     def fit(
         self, train: Stream, valid: Stream | None = None, *, epochs: int, resume: bool = False
@@ -175,9 +182,9 @@ class Trainer:
         """
         if epochs < 1:
             raise ValueError(f"epochs must be at least 1, got {epochs}")
-        saved = self.folder.last(resume)
+        saved = self.ranks.share(self.folder.last(resume) if self.ranks.leads else None)
         if saved is not None:
-            self._restore(saved, train)
+            snapshot.put_back(self, saved, train, str(self.folder.file("last")))
         self.folder.open(keep=0 if saved is None else saved["metrics_lines"])
         total = None if train.length is None else epochs * train.length
         self.scale = StepScale(self.optimizer, self.step_scale)
@@ -195,14 +202,16 @@ class Trainer:
         return FitResult(self.epoch, stopped, self.best_epoch, self.best_loss, self.history)
 
     def evaluate(self, stream: Stream) -> float:
-        """Return the mean loss of a stream at the present parameters."""
-        return evaluate(
+        """Return the mean loss of a stream at the present parameters; its rows are shared out."""
+        shared = stream.rows >= self.ranks.count
+        sums = evaluate_sum(
             self.tbptt.recurrent,
             self.loss_fn,
-            stream,
+            self.ranks.deal(stream) if shared else stream,
             chunk=self.eval_chunk,
             weigh=self.tbptt.weigh,
         )
+        return mean_loss(*(self.ranks.total(sums) if shared else sums))
 
     def load_best(self) -> None:
         """Put the parameters with the lowest validation loss back into the model."""
@@ -224,7 +233,7 @@ class Trainer:
             if not self._run_windows(train, interrupt, display):
                 return "time"
             self._end_epoch(train, valid, display)
-            if interrupt.pending:  # during validation; its checkpoint is written
+            if self.ranks.any([interrupt.pending])[0]:  # in validation; the checkpoint is written
                 raise KeyboardInterrupt
         return "epochs"
 
@@ -243,19 +252,24 @@ class Trainer:
             self._update(window)
             now = time.monotonic()
             self.seconds = before + now - began
-            if self._meter.pending >= 100 or display.wants_update:
+            if self.meter.pending >= 100 or display.wants_update:
                 self._check_losses()
                 if display.wants_update:
                     display.update(self.tbptt.trained_steps, self._line())
-            if interrupt.pending:
-                self._save(train)
-                raise KeyboardInterrupt
-            if self.max_seconds is not None and self.seconds >= self.max_seconds:
-                self._save(train)
-                return False
-            if now - saved_at >= self.checkpoint_seconds:
+            interrupted, late, due = self.ranks.any(
+                [
+                    interrupt.pending,
+                    self.max_seconds is not None and self.seconds >= self.max_seconds,
+                    now - saved_at >= self.checkpoint_seconds,
+                ]
+            )
+            if interrupted or late or due:
                 self._save(train)
                 saved_at = now
+            if interrupted:
+                raise KeyboardInterrupt
+            if late:
+                return False
         return True
 
     def _update(self, window: Window) -> None:
@@ -269,7 +283,7 @@ class Trainer:
         self.updates += 1
         if self.scheduler is not None and self.scheduler_per == "window":
             self.scheduler.step()
-        self._meter.add(loss, window.weight or 0.0, self.tbptt.trained_steps)
+        self.meter.add(loss, window.weight or 0.0, self.tbptt.trained_steps)
 
     def _end_epoch(self, train: Stream, valid: Stream | None, display: ProgressDisplay) -> None:
         self._check_losses()
@@ -287,7 +301,7 @@ class Trainer:
             "event": "epoch",
             "epoch": self.epoch,
             "data_passes": None if train.length is None else self.tbptt.data_steps / train.length,
-            "train_loss": self._meter.mean,
+            "train_loss": self.meter.mean,
             "valid_loss": valid_loss,
             "k": self.tbptt.k,
             "beta": None if decision is None else decision.beta,
@@ -302,7 +316,7 @@ class Trainer:
         metrics = plain(metrics)
         self.history.append(metrics)
         self._log(metrics)
-        self._meter = LossMeter()
+        self.meter = LossMeter()
         if self.scheduler is not None and self.scheduler_per == "epoch":
             if isinstance(self.scheduler, ReduceLROnPlateau):
                 self.scheduler.step(metrics["train_loss"] if valid_loss is None else valid_loss)
@@ -323,7 +337,7 @@ class Trainer:
         return self.patience is not None and waited is not None and waited >= self.patience
 
     def _line(self, epoch: dict[str, Any] | None = None) -> str:
-        numbers = epoch or {"epoch": self.epoch + 1, "train_loss": self._meter.mean}
+        numbers = epoch or {"epoch": self.epoch + 1, "train_loss": self.meter.mean}
         return describe(numbers, self.best_loss, self.tbptt.control)
 
     def _log_estimate(self) -> None:
@@ -344,7 +358,7 @@ class Trainer:
             logger.log(metrics, self.tbptt.trained_steps)
 
     def _check_losses(self) -> None:
-        bad = self._meter.flush()
+        bad = self.meter.flush()
         if bad is not None:
             step, value = bad
             raise TrainingError(
@@ -360,41 +374,5 @@ class Trainer:
                 f"a parameter is NaN or infinite after data step {self.tbptt.trained_steps}, in "
                 f"epoch {self.epoch + 1}{self.folder.what_is_safe()}"
             )
-        self.folder.save(
-            "last",
-            {
-                "settings": self._settings,
-                "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
-                "tbptt": self.tbptt.state_dict(),
-                "stream": train.state_dict(),
-                "random": get_random_state(),
-                "meter": self._meter.state_dict(),
-                "progress": (self.epoch, self.updates, self.seconds),
-                "history": self.history,
-                "best": (self.best_epoch, self.best_loss, self.best_state),
-                "metrics_lines": self.folder.lines,
-            },
-        )
-
-    def _restore(self, saved: dict[str, Any], train: Stream) -> None:
-        path = self.folder.file("last")
-        differing = [
-            f"{name} was {saved['settings'].get(name)}, is {value}"
-            for name, value in self._settings.items()
-            if saved["settings"].get(name) != value
-        ]
-        if differing:
-            raise TrainingError(f"{path} was written with other settings: {'; '.join(differing)}")
-        load_model(self.model, saved["model"], str(path))
-        self.optimizer.load_state_dict(saved["optimizer"])
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(saved["scheduler"])
-        train.load_state_dict(saved["stream"])
-        self.tbptt.load_state_dict(saved["tbptt"])
-        self._meter.load_state_dict(saved["meter"])
-        self.epoch, self.updates, self.seconds = saved["progress"]
-        self.history = saved["history"]
-        self.best_epoch, self.best_loss, self.best_state = saved["best"]
-        set_random_state(saved["random"])
+        content = snapshot.take(self, train)
+        self.folder.save("last", content)

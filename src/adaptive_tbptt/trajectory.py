@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from .backprop import advance
 from .model import Recurrent
-from .state import State, pack, unpack
+from .ranks import Packed, Ranks
+from .state import BatchDims, State, leaves, pack, select_rows, unpack
 from .stream import Stream
 
 
@@ -53,29 +57,40 @@ class Trajectory:
         """Whether nothing was noted or loaded yet."""
         return not self._states and not self._packed
 
-    def state_dict(self) -> list[list[Any]]:
-        """Return steps and the leaves of their states."""
+    def state_dict(self, ranks: Ranks, recurrent: Recurrent) -> Packed:
+        """Return steps and the leaves of their states, the rows of all processes together."""
         if self._packed:
             return [list(entry) for entry in self._packed]
-        return [
+        packed = [
             [step, None if state is None else pack(state)]
             for step, state in sorted(self._states.items())
         ]
+        return ranks.join(packed, recurrent)
 
-    def load_state_dict(self, saved: list[list[Any]]) -> None:
+    def load_state_dict(self, saved: Packed) -> None:
         """Take saved states; they get their structure once the model's is known (`open`)."""
         self._packed = [(step, items) for step, items in saved]
         self._states = {}
 
-    def open(self, recurrent: Recurrent, stream: Stream) -> None:
-        """Give loaded states the structure that the model's state has."""
+    def open(self, recurrent: Recurrent, stream: Stream, ranks: Ranks) -> None:
+        """Give loaded states the structure of the model's state, and keep this process's rows."""
         if not self._packed:
             return
-        inputs = stream.segment(stream.cursor - 1, stream.cursor).inputs
-        template = recurrent.template(recurrent.place(inputs))
+        inputs = recurrent.place(stream.segment(stream.cursor - 1, stream.cursor).inputs)
+        template, dims = recurrent.template(inputs), recurrent.dims(inputs)
         for step, items in self._packed:
-            state = None if items is None else recurrent.place(unpack(template, items))
-            self._states[step] = state
-            if state is not None:
+            state = None
+            if items is not None:
+                state = recurrent.place(unpack(template, items))
+                if ranks.count > 1:
+                    state = select_rows(state, _own(ranks, state, dims), dims)
                 recurrent.check_rows(state, inputs)
+            self._states[step] = state
         self._packed = []
+
+
+def _own(ranks: Ranks, state: State, dims: BatchDims) -> Tensor:
+    """Return which rows of a state that holds all of them are this process's."""
+    rows = next(x.shape[dim] for x, dim in zip(leaves(state), dims, strict=True) if dim is not None)
+    own = ranks.own_rows(rows)
+    return torch.arange(own.start, own.stop)

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from .backprop import Weigh, default_weigh, refuse_sums, window_forward
 from .control import Control, Controller
 from .denormals import flushed_denormals
-from .model import LossFn, Recurrent, as_recurrent
-from .probe import check_reached, draw_segment, probe_segment
+from .model import LossFn, Recurrent, as_recurrent, slice_steps
+from .probe import alive_rows, check_reached, draw_segment, probe_segment
 from .profile import LagProfile
+from .ranks import Ranks, present_ranks
 from .stream import Stream
 from .trajectory import Trajectory
 
@@ -104,7 +105,19 @@ class Window:
         with flushed_denormals():
             loss = self.loss()
             (loss * scale if scale != 1.0 else loss).backward()
-        return loss.detach()
+        return self.average(loss.detach())
+
+    def average(self, loss: Tensor) -> Tensor:
+        """Average the gradient, and this window's loss, over all processes; return the loss.
+
+        `backward` does so by itself. It is for those who call `loss().backward()`; in a single
+        process there is nothing to do.
+        """
+        if self.weight is None:
+            raise RuntimeError("a window is averaged after its backward pass")
+        parameters = self._owner.recurrent.module.parameters()
+        mean, self.weight = self._owner.ranks.average(parameters, loss.detach(), self.weight)
+        return mean
 
 
 class Windows:
@@ -151,6 +164,9 @@ class AdaptiveTBPTT:
         batch_first: layout of the model, as in `probe`; streams are time first.
         state_batch_dim: as in `probe`.
         seed: of the random segments that are probed.
+        ranks: the processes that train together; None is all of torch.distributed where it is
+            initialised. Each is given the whole stream and trains on its share of the rows;
+            gradients, probes and K are those of all rows.
 
     Choosing `losses`: larger costs less per loss, smaller updates more often. The paper uses K.
 
@@ -181,6 +197,7 @@ class AdaptiveTBPTT:
         batch_first: bool | None = None,
         state_batch_dim: int | None = None,
         seed: int = 0,
+        ranks: Ranks | None = None,
     ) -> None:
         if losses <= 0:
             raise ValueError(f"losses must be positive, got {losses}")
@@ -194,6 +211,8 @@ class AdaptiveTBPTT:
             model, batch_first=batch_first, state_batch_dim=state_batch_dim
         )
         refuse_sums(loss_fn)
+        self.ranks = present_ranks() if ranks is None else ranks
+        self.ranks.begin(self.recurrent.module)
         self.loss_fn, self.controller = loss_fn, controller
         self.losses, self.overlap = losses, overlap
         self.estimates_per_epoch, self.estimate_every = estimates_per_epoch, estimate_every
@@ -242,11 +261,9 @@ class AdaptiveTBPTT:
     def estimate(self, stream: Stream) -> LagProfile:
         """Probe a random segment of the stream and let the controller choose K."""
         steps = self.burn_in + self.controller.window
-        segment = draw_segment(stream, steps, self.weigh, self._generator)
-        self.profile = probe_segment(self.recurrent, self.loss_fn, segment, burn_in=self.burn_in)
-        check_reached(self.profile, segment.resets)
+        self.profile = self._probe(self.ranks.deal(stream), steps)
         before = self.control.decision
-        self.control = self.controller.update(self.control, self.profile)
+        self.control = self.ranks.share(self.controller.update(self.control, self.profile))
         self.probed_steps += steps
         self._since_estimate = 0
         decision = self.control.decision
@@ -261,15 +278,35 @@ class AdaptiveTBPTT:
                     message=decision.message,
                 )
             )
-            if not decision.outcome.met and (before is None or before.outcome != decision.outcome):
+            news = before is None or before.outcome != decision.outcome
+            if news and not decision.outcome.met and self.ranks.leads:
                 warnings.warn(decision.message, TruncationWarning, stacklevel=3)
         return self.profile
 
+    def _probe(self, stream: Stream, steps: int) -> LagProfile:
+        """Probe a random segment of every row, those of other processes included."""
+
+        def weigh_all(targets: Any) -> float:
+            return self.ranks.total([self.weigh(targets)])[0]
+
+        segment = draw_segment(stream, steps, weigh_all, self._generator)
+        weight = self.weigh(slice_steps(segment.targets, -1, None))
+        profile = None
+        if weight > 0:
+            profile = probe_segment(self.recurrent, self.loss_fn, segment, burn_in=self.burn_in)
+        whole, alive = self.ranks.join_profiles(profile, alive_rows(segment), weight)
+        check_reached(whole, alive)
+        return whole
+
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on exactly; take it after a window's `backward`."""
+        """Return everything needed to go on exactly; take it after a window's `backward`.
+
+        Where several processes train, all must ask for it. It is then that of a single process,
+        and can be loaded by any number of them.
+        """
         return {
             "control": self.control.to_dict(),
-            "trajectory": self._trajectory.state_dict(),
+            "trajectory": self._trajectory.state_dict(self.ranks, self.recurrent),
             "history": [asdict(e) for e in self.history],
             "trained_steps": self.trained_steps,
             "probed_steps": self.probed_steps,
@@ -290,8 +327,9 @@ class AdaptiveTBPTT:
         self._stream = None
         self._generator.set_state(saved["generator"].cpu())
 
-    def _epoch(self, stream: Stream) -> Iterator[Window]:
-        same = self._stream is None or self._stream() is stream
+    def _epoch(self, whole: Stream) -> Iterator[Window]:
+        same = self._stream is None or self._stream() is whole
+        stream = self.ranks.deal(whole)
         if stream.cursor == 0 or self._trajectory.is_empty:
             self._trajectory.begin(stream.cursor)
         elif not same or self._trajectory.newest > stream.cursor:
@@ -300,8 +338,8 @@ class AdaptiveTBPTT:
                 "of another stream, or of a later step: rewind() the stream, or use an "
                 "AdaptiveTBPTT of its own for each"
             )
-        self._stream = weakref.ref(stream)
-        self._trajectory.open(self.recurrent, stream)
+        self._stream = weakref.ref(whole)
+        self._trajectory.open(self.recurrent, stream, self.ranks)
         if self.controller.window:
             stream.reserve(self.burn_in + self.controller.window)
         while stream.available(stream.cursor + 1) > stream.cursor:
@@ -326,10 +364,13 @@ class AdaptiveTBPTT:
         # If K stays, the next window starts here; inside the context its state falls out.
         following = window.stop - (window.k if self.overlap else 0) - window.start
         marks = [following] if 0 < following < context else []
+        segment = stream.segment(window.start, window.stop)
+        if self.ranks.count > 1:  # a checkpoint will join the rows of all
+            self.recurrent.dims(self.recurrent.place(segment.inputs))
         result = window_forward(
             self.recurrent,
             self.loss_fn,
-            stream.segment(window.start, window.stop),
+            segment,
             state,
             context,
             self.weigh,

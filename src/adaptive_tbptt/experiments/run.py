@@ -13,6 +13,7 @@ from torch import nn
 from ..diagnose import Diagnosis, diagnose
 from ..files import write_text
 from ..probe import draw_segment, probe_segment
+from ..ranks import present_ranks
 from ..run_folder import TrainingError
 from ..stream import SequenceStream
 from ..trainer import FitResult, Trainer
@@ -80,8 +81,10 @@ def train_run(
             f"validation rows of {len(streams['valid'])} steps are too short for a probe of "
             f"{config.burn_in} + {config.window}"
         )
-    _claim(config, folder, resume)
-    torch.manual_seed(config.seed)  # dropout
+    ranks = present_ranks()
+    if ranks.leads:
+        _claim(config, folder, resume)
+    torch.manual_seed(config.seed + ranks.index)  # dropout
     optimizer = make_optimizer(config, model)
     scheduler = None
     if config.lr_decay != 1.0:
