@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import adaptive_tbptt as at
 from adaptive_tbptt.experiments.bench import Size
 from adaptive_tbptt.experiments.bench_tables import machine
+from adaptive_tbptt.experiments.cells import commit
 from adaptive_tbptt.tasks.sequence_model import symbol_loss
 
 ROWS, CHUNK = 8, 1000
@@ -98,7 +99,9 @@ def main() -> None:
             print(lines[-1], flush=True)
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "memory.md").write_text("\n".join([*lines, "", machine()]) + "\n")
+        (options.out / "memory.md").write_text(
+            "\n".join([*lines, "", f"{machine()}, commit {commit()}"]) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -190,19 +191,40 @@ def test_the_benchmarks_run(tmp_path):
     assert "did you mean copy" in call("bench", "--size", "cop", code=2)
 
 
-def test_ctrl_c_in_a_table_leaves_checkpoints_and_no_process(tmp_path):
+def start_table(tmp_path):
+    """Start a table that never ends; return its process and the folder of its cell."""
     command = [sys.executable, "-m", "adaptive_tbptt", "reproduce", "copy-fixed", "--preset",
                "quick", "--epochs", "10000", "--only", "K=5", "--out", str(tmp_path / "table"),
                "--work", str(tmp_path / "work")]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     run = tmp_path / "work" / "K-5_init-0"
     for _ in range(900):
-        if (run / "config.toml").exists():
+        if (run / "metrics.jsonl").exists():  # training has begun
             break
         time.sleep(0.1)
-    time.sleep(3.0)  # into the first epoch, before its own checkpoint is due
+    return process, run
+
+
+def test_ctrl_c_in_a_table_leaves_checkpoints_and_no_process(tmp_path):
+    process, run = start_table(tmp_path)
+    time.sleep(1.0)  # into the first epoch, before its own checkpoint is due
     process.send_signal(signal.SIGINT)
     out, errors = process.communicate(timeout=90)
     assert process.returncode == 130, errors
     assert "waiting for the cells" in out
     assert (run / "checkpoints" / "last.safetensors").exists()
+
+
+def test_a_table_that_is_killed_takes_its_cells_along(tmp_path):
+    process, _ = start_table(tmp_path)
+    listed = ["ps", "-o", "pid=", "--ppid", str(process.pid)]
+    children = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()
+    process.kill()
+    process.communicate()
+    for _ in range(300):
+        left = [pid for pid in children if Path("/proc", pid).exists()]
+        if not left:
+            break
+        time.sleep(0.1)
+    assert children
+    assert not left

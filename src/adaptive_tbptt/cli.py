@@ -358,14 +358,16 @@ def bench(
     ] = False,
     turns: Annotated[int, typer.Option(help="Turns each contender takes.")] = 5,
     threads: Annotated[int | None, typer.Option(help="Threads of torch.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for tables and picture.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for tables and picture; other sizes in it are kept.")
+    ] = None,
 ) -> None:
     """Time contenders side by side in one process; read the ratios, and only on a quiet machine."""
     import torch
 
     from .experiments.bench import BENCHMARKS, SIZES
     from .experiments.bench_sweeps import SWEEPS, plot_sweeps
-    from .experiments.bench_tables import as_markdown, machine, write_csv
+    from .experiments.bench_tables import as_markdown, machine, update_csv
     from .experiments.config import nearest
 
     names, kinds = size or ["copy", "ptb-small"], only or list(BENCHMARKS)
@@ -381,17 +383,15 @@ def bench(
         for kind in kinds:
             _err.print(f"{kind}, {name}")
             timings += BENCHMARKS[kind](SIZES[name], turns)
-    text = f"{as_markdown(timings)}\n\n{machine()}\n"
-    _out.print(text, highlight=False, markup=False)
+    _out.print(as_markdown(timings), highlight=False, markup=False)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "bench.md").write_text(text)
-        write_csv(timings, out / "bench.csv")
+        everything = update_csv(timings, out / "bench.csv")
+        (out / "bench.md").write_text(f"{as_markdown(everything)}\n\n{machine()}\n")
     if sweeps:
         points = []
         for name, sweep in SWEEPS.items():
             _err.print(f"sweep of {name}")
             points += sweep(turns, "smoke" in names)
         if out is not None:
-            write_csv(points, out / "sweeps.csv")
-            plot_sweeps(points, out / "sweeps.png")
+            plot_sweeps(update_csv(points, out / "sweeps.csv"), out / "sweeps.png")

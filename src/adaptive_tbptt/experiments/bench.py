@@ -18,6 +18,7 @@ from ..stream import SequenceStream
 from ..tasks.language_task import LanguageModel
 from ..tasks.sequence_model import SymbolModel, symbol_loss
 from ..windows import AdaptiveTBPTT
+from .cells import commit
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class Timing:
         median: seconds of the median turn.
         turns: how many there were.
         tokens: steps times rows that were trained on; 0 where nothing is trained.
+        commit: of the code.
     """
 
     benchmark: str
@@ -88,21 +90,31 @@ class Timing:
     median: float
     turns: int
     tokens: int = 0
+    commit: str = ""
 
 
 def take_turns(
     benchmark: str, size: str, contenders: dict[str, Callable[[], Any]], turns: int, tokens: int = 0
 ) -> list[Timing]:
-    """Run every contender once to warm up, then in turns."""
+    """Run every contender once to warm up, then in turns; five times as many if they are quick."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(turns + 1):
+
+    def round_of_turns() -> float:
+        began = time.perf_counter()
         for name, call in contenders.items():
             start = time.perf_counter()
             call()
-            if turn:
-                seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(time.perf_counter() - start)
+        return time.perf_counter() - began
+
+    if round_of_turns() < 2.0:
+        turns *= 5
+    for kept in seconds.values():
+        kept.clear()
+    for _ in range(turns):
+        round_of_turns()
     return [
-        Timing(benchmark, size, name, min(s), statistics.median(s), turns, tokens)
+        Timing(benchmark, size, name, min(s), statistics.median(s), turns, tokens, commit())
         for name, s in seconds.items()
     ]
 
@@ -226,7 +238,7 @@ def plain_loop(model: Any, stream: SequenceStream, optimizer: Any, k: int) -> No
 
 
 def products(size: Size, steps: int, passes: int) -> None:
-    """The matrix products that no implementation of the recurrence can do without."""
+    """The matrix products of the recurrence alone, one step at a time."""
     rows, hidden = size.rows, size.hidden
     h, w = torch.zeros(rows, hidden), torch.zeros(hidden, 4 * hidden)
     x = torch.zeros(steps * rows, hidden)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from ..figures import BLUE, GREEN, ORANGE, VERMILION
 from ..model import as_recurrent
@@ -113,6 +114,9 @@ def plot_sweeps(timings: list[Timing], path: Path) -> None:
                 [t.least for t in mine],
                 color=colour, ls=line, marker=marker, ms=4, lw=1.5, label=name,
             )  # fmt: skip
+        values = sorted({int(t.size) for t in points})
+        axes.set_xticks(values, [str(v) for v in values])
+        axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel(_LABELS[sweep])
         axes.set_ylabel("least time of the turns (s)")
         axes.grid(alpha=0.25, lw=0.5, which="both")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import platform
@@ -96,7 +97,7 @@ def origin() -> dict[str, str]:
         "machine": f"{_processor()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "commit": _commit(),
+        "commit": commit(),
     }
 
 
@@ -126,7 +127,9 @@ def _processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def _commit() -> str:
+@functools.cache
+def commit() -> str:
+    """Return the commit of the code, short."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -34,6 +35,7 @@ def run_cell(cell: Cell, cells: str, work: str) -> None:
 def _worker(cell: Cell, cells: str, work: str) -> None:
     """Run a cell in a child process, its output and errors in a log of its own."""
     os.setsid()  # Ctrl-C reaches the parent alone, which passes it on once
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     log = Path(work) / f"{cell.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", buffering=1) as file:
@@ -47,6 +49,14 @@ def _worker(cell: Cell, cells: str, work: str) -> None:
             traceback.print_exc(file=file)
             file.flush()
             os._exit(1)
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent is gone, however that ended: nobody would stop it."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def run_cells(
