@@ -104,7 +104,8 @@ def window_forward(
     states: dict[int, State] = {}
     parts: list[tuple[Tensor, float]] = []
     for piece in run(recurrent, segment, state, stops):
-        states[piece.stop] = detach(piece.state)
+        if piece.stop in (*stops, segment.steps):  # not where a row happens to start anew
+            states[piece.stop] = detach(piece.state)
         if piece.start >= context:
             targets = slice_steps(segment.targets, piece.start, piece.stop)
             weight = weigh(targets)
