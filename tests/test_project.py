@@ -11,7 +11,12 @@ import pytest
 import adaptive_tbptt
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = {"diagnose_copy.py": ["--steps", "20"], "own_loop.py": ["--epochs", "1"]}
+EXAMPLES = {
+    "compiled.py": ["--epochs", "1", "--backend", "eager"],
+    "diagnose_copy.py": ["--steps", "20"],
+    "mixed_precision.py": ["--epochs", "1"],
+    "own_loop.py": ["--epochs", "1"],
+}
 
 
 def test_every_example_is_run():

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from .backprop import Weigh, default_weigh, refuse_sums, window_forward
+from .compiled import eager
 from .control import Control, Controller
 from .denormals import flushed_denormals
 from .model import LossFn, Recurrent, as_recurrent
+from .precision import Scaler, no_autocast
 from .probe import check_reached, draw_segment, probe_segment
 from .profile import LagProfile
 from .stream import Stream
@@ -96,14 +98,18 @@ class Window:
             raise RuntimeError("a window is run once; the next one has moved the state on")
         return self._owner._run(self, self._stream)
 
-    def backward(self, scale: float = 1.0) -> Tensor:
+    def backward(self, scale: float = 1.0, scaler: Scaler | None = None) -> Tensor:
         """Add the gradient of the window, times `scale`, to `.grad`; return the loss.
 
-        To accumulate over n windows of equal size use `scale=1/n`.
+        To accumulate over n windows of equal size use `scale=1/n`. Under `torch.autocast` the
+        forward pass is autocast, the backward pass follows it. A `scaler` (`torch.amp.GradScaler`)
+        scales `.grad`, for its `unscale_` and `step`; the loss that is returned is not scaled.
         """
         with flushed_denormals():
             loss = self.loss()
-            (loss * scale if scale != 1.0 else loss).backward()
+            goal = loss * scale if scale != 1.0 else loss
+            with no_autocast(loss.device):
+                (goal if scaler is None else scaler.scale(goal)).backward()
         return loss.detach()
 
 
@@ -326,15 +332,13 @@ class AdaptiveTBPTT:
         # If K stays, the next window starts here; inside the context its state falls out.
         following = window.stop - (window.k if self.overlap else 0) - window.start
         marks = [following] if 0 < following < context else []
-        result = window_forward(
-            self.recurrent,
-            self.loss_fn,
-            stream.segment(window.start, window.stop),
-            state,
-            context,
-            self.weigh,
-            marks,
-        )
+        # Only windows of full size repeat, so the others are not worth a compilation.
+        full = window.steps == window.losses and context in (0, window.k)
+        segment = stream.segment(window.start, window.stop)
+        with eager(not full):
+            result = window_forward(
+                self.recurrent, self.loss_fn, segment, state, context, self.weigh, marks
+            )
         for step, entering in result.states.items():
             self._trajectory.put(window.start + step, entering)
         window.weight = result.weight
