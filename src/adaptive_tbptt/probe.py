@@ -27,6 +27,7 @@ from .segments import Segments, as_variable
 from .state import State, detach, leaves, map_leaves
 from .stream import Segment, Stream, time_first
 from .undisturbed import undisturbed
+from .unreached import warn_of_unreached_parts
 from .unroll import Step, unroll
 
 HELD_STEPS = 400  # the paper's longest window; about 300 MiB for an LSTM of 128 units, 64 rows
@@ -144,6 +145,7 @@ def probe_segment(
         for gradients in earlier.backward(lag1):
             norms.add([g.flip(0) for g in gradients])
         profile = norms.profile(train=mode, burn_in=burn_in)
+        warn_of_unreached_parts(recurrent, profile, step, earlier.final)
     return profile
 
 
