@@ -12,8 +12,11 @@ import adaptive_tbptt
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = {
+    "compiled.py": ["--epochs", "1", "--backend", "eager"],
     "diagnose_copy.py": ["--steps", "20"],
     "distributed.py": ["--epochs", "1"],
+    "gated_linear_recurrence.py": ["--epochs", "1"],
+    "mixed_precision.py": ["--epochs", "1"],
     "own_loop.py": ["--epochs", "1"],
 }
 

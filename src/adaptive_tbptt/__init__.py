@@ -19,7 +19,8 @@ from .stream import Segment, SequenceStream, Stream
 from .trainer import FitResult, Trainer
 from .truncation import Outcome, TruncationDecision, choose_truncation
 from .uncertainty import Uncertainty, bootstrap
-from .windows import AdaptiveTBPTT, Estimate, TruncationWarning, Window
+from .window import Window
+from .windows import AdaptiveTBPTT, Estimate, TruncationWarning
 from .wrappers import Bucketed, Limited, RateLimited, Smoothed
 
 __all__ = [

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .compiled import eager
 from .model import LossFn, Nest, Recurrent, slice_steps
+from .precision import forget_casts
 from .state import State, detach, leaves, reset_rows
 from .stream import Segment
 
@@ -59,9 +61,11 @@ def run(
 
 def advance(recurrent: Recurrent, segment: Segment, state: State) -> State:
     """Return the state after a segment, without gradient."""
-    with torch.no_grad():
+    forget_casts()
+    with torch.no_grad(), eager():
         for piece in run(recurrent, segment, state):
             state = piece.state
+    forget_casts()
     return detach(state)
 
 
@@ -99,6 +103,7 @@ def window_forward(
         mark, the first loss, and the step after the window. Where a sequence starts among the
         losses they are evaluated in pieces, and the pieces' means weighted by their losses.
     """
+    forget_casts()
     state = detach(state)
     stops = {context, *marks} - {0}
     states: dict[int, State] = {}

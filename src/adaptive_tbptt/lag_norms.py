@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .decay import floor_of
 from .model import Recurrent
+from .precision import autocast_format
 from .profile import Array, LagProfile
 from .state import map_leaves
 from .unroll import Step
@@ -21,12 +22,18 @@ class LagNorms:
         readout: gradient with respect to what the readout of the loss's step sees, or None.
         last: that step.
         window: number of lags to come.
+        scale: what the loss was multiplied by; the norms are not.
     """
 
     def __init__(
-        self, recurrent: Recurrent, readout: Tensor | None, last: Step, window: int
+        self,
+        recurrent: Recurrent,
+        readout: Tensor | None,
+        last: Step,
+        window: int,
+        scale: float = 1.0,
     ) -> None:
-        self._recurrent, self._template = recurrent, last.entering
+        self._recurrent, self._template, self._scale = recurrent, last.entering, scale
         parts = recurrent.components(last.leaving)
         rows = next(iter(parts.values())).shape[0]
         # Everything that outlives a segment is made here: small arrays strewn between the large
@@ -39,7 +46,7 @@ class LagNorms:
             for norms in self._norms.values():
                 norms[0] = np.nan
             return
-        norms, mean = _reduce(readout.detach().reshape(1, rows, -1))
+        norms, mean = _reduce(readout.detach().reshape(1, rows, -1), scale)
         if not np.isfinite(norms).all():
             raise ValueError(
                 "the gradient is NaN or infinite at lag 0, where the loss meets the model"
@@ -59,7 +66,7 @@ class LagNorms:
         nest = map_leaves(lambda _: next(remaining), self._template)
         first, self._next = self._next, self._next + len(gradients[0])
         for name, part in self._recurrent.stacked_components(nest).items():
-            norms, means = _reduce(part.detach())
+            norms, means = _reduce(part.detach(), self._scale)
             for lag in np.flatnonzero(~np.isfinite(norms).all(axis=1))[:1]:
                 raise ValueError(
                     f"the gradient is NaN or infinite at lag {first + lag}: the recurrence "
@@ -67,7 +74,9 @@ class LagNorms:
                 )
             self._norms[name][first : self._next] = norms
             self._means[name][first : self._next] = means
-            self._floor = max(self._floor, floor_of(torch.finfo(part.dtype)))
+            # Gradients in float32 may have come through the format of autocast.
+            for form in (part.dtype, autocast_format(part.device) or part.dtype):
+                self._floor = max(self._floor, floor_of(torch.finfo(form)) / self._scale)
 
     def profile(self, *, train: bool, burn_in: int) -> LagProfile:
         """Return everything that came in."""
@@ -85,13 +94,17 @@ class LagNorms:
 def _seen_by_readout(features: Tensor, components: dict[str, Tensor]) -> str | None:
     """Name the part of the state that the readout sees, such as the top layer's h, if any."""
     for name, part in reversed(components.items()):
-        if features.numel() == part.numel() and torch.equal(features.reshape(part.shape), part):
+        if features.numel() == part.numel() and torch.equal(
+            features.reshape(part.shape).to(part.dtype), part
+        ):
             return name
     return None
 
 
-def _reduce(gradients: Tensor) -> tuple[Array, Array]:
+def _reduce(gradients: Tensor, factor: float) -> tuple[Array, Array]:
     """Return the norm over the last dimension, and the mean over the rows, of `(lags, rows, dims)`.
+
+    Both are divided by `factor`.
 
     The squares of a float64 may leave its range, so those are scaled first.
     """
@@ -103,4 +116,4 @@ def _reduce(gradients: Tensor) -> tuple[Array, Array]:
         scale = torch.where(scale == 0.0, 1.0, scale)
         values = values / scale
     norms = torch.linalg.vector_norm(values, dim=-1) * scale[..., 0]
-    return norms.cpu().numpy(), means.cpu().numpy()
+    return (norms / factor).cpu().numpy(), (means / factor).cpu().numpy()

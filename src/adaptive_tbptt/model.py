@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .compiled import compiled_parts, eager, plain
+from .precision import autocast_format, explain
 from .state import (
     BatchDims,
     State,
@@ -114,11 +116,12 @@ class Recurrent:
             getattr(module, "batch_first", False) if batch_first is None else batch_first
         )
         self.state_batch_dim = state_batch_dim
-        self._is_cell = isinstance(module, nn.RNNCellBase)
-        self._is_layer = isinstance(module, nn.RNNBase)
+        self._is_cell = isinstance(plain(module), nn.RNNCellBase)
+        self._is_layer = isinstance(plain(module), nn.RNNBase)
         self._splits = callable(getattr(module, "core", None)) and callable(
             getattr(module, "head", None)
         )
+        self._compiled = compiled_parts(module, "core", "head") if self._splits else {}
         self._dims: BatchDims | None = None
         self._start: State = None
         self._example: State = None
@@ -136,11 +139,15 @@ class Recurrent:
             return self._run_cell(inputs, state)
         if self.batch_first:
             inputs = swap_time_and_batch(inputs)
-        run: Any = self.module.core if self._splits else self.module
-        result = run(inputs, state)
+        run: Any = self._part("core") if self._splits else self.module
+        try:
+            result = run(inputs, state)
+        except RuntimeError as error:
+            explain(error)
+            raise
         if not (isinstance(result, tuple) and len(result) == 2):
             raise TypeError(
-                f"{type(self.module).__name__} must return (outputs, state), got "
+                f"{self._name} must return (outputs, state), got "
                 f"{type(result).__name__}; wrap it in a module that returns the two"
             )
         return result
@@ -149,8 +156,7 @@ class Recurrent:
         """Turn features into outputs; the identity where the module has no head."""
         if not self._splits:
             return features
-        read_out: Any = self.module.head
-        return read_out(features)
+        return self._part("head")(features)
 
     def loss(self, loss_fn: LossFn, features: Any, targets: Nest) -> Tensor:
         """Evaluate head and loss; targets are time first and handed over in the model's layout."""
@@ -179,7 +185,7 @@ class Recurrent:
             return own(rows)
         if self._start is None:
             raise ValueError(
-                f"{type(self.module).__name__} does not start from zero and does not say from "
+                f"{self._name} does not start from zero and does not say from "
                 "what: pass state=, ask for burn_in >= 1, or give it a method "
                 "initial_state(rows)"
             )
@@ -260,6 +266,13 @@ class Recurrent:
                     f"state leaf '{name}' has {leaf.shape[dim]} rows, the inputs have {rows}"
                 )
 
+    @property
+    def _name(self) -> str:
+        return type(plain(self.module)).__name__
+
+    def _part(self, name: str) -> Any:
+        return self._compiled.get(name) or getattr(self.module, name)
+
     def _run_cell(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
         hidden = []
         for x in inputs:
@@ -275,16 +288,17 @@ class Recurrent:
             return
         self._home, self.fused = home, None
         row = map_leaves(lambda leaf: leaf[:1, :1], inputs)
+        cast = autocast_format(self.device)
         pair = map_leaves(lambda leaf: torch.cat([leaf[:1, :1], leaf[:1, -1:]], dim=1), inputs)
-        with undisturbed(self.module, train=False), torch.no_grad():
+        with undisturbed(self.module, train=False), torch.no_grad(), eager():
             one, two = self.core(row, None)[1], self.core(pair, None)[1]
             if not leaves(one):
                 raise ValueError(
-                    f"{type(self.module).__name__} returned a state without tensors: "
+                    f"{self._name} returned a state without tensors: "
                     "there is nothing to backpropagate through"
                 )
             zero = map_leaves(torch.zeros_like, one)
-            self._start = zero if _close(self.core(row, zero)[1], one) else None
+            self._start = zero if _close(self.core(row, zero)[1], one, cast) else None
         if self.state_batch_dim is None:
             dims = batch_dims(one, two)
         else:
@@ -300,7 +314,7 @@ class Recurrent:
                 "no part of the state has a batch dimension: its rows are not independent"
             )
         alone = select_rows(two, torch.zeros(1, dtype=torch.long), dims)
-        if not _close(alone, one):
+        if not _close(alone, one, cast):
             raise ValueError(
                 "rows are not independent: a row's state changes with the rows beside it, so "
                 "the gradient of one loss cannot be told from that of the others"
@@ -330,14 +344,20 @@ def as_recurrent(
     return Recurrent(model, batch_first=batch_first, state_batch_dim=state_batch_dim)
 
 
-def _close(a: State, b: State) -> bool:
-    """Equal up to rounding: kernels may sum in another order for another batch size."""
+def _close(a: State, b: State, cast: torch.dtype | None) -> bool:
+    """Equal up to rounding: kernels may sum in another order for another batch size.
+
+    Under autocast a state in float32 may be no better than `cast`.
+    """
 
     def close(x: Any, y: Any) -> bool:
         if not isinstance(x, Tensor):
             return bool(x == y)
+        formats = {x.dtype, y.dtype, cast or x.dtype}
+        eps = max((torch.finfo(f).eps for f in formats if f.is_floating_point), default=0.0)
+        rtol, atol = (1e-3, 1e-5) if eps < 1e-4 else (4 * eps, eps)
         return x.shape == y.shape and torch.allclose(
-            x.double(), y.double(), rtol=1e-3, atol=1e-5, equal_nan=True
+            x.double(), y.double(), rtol=rtol, atol=atol, equal_nan=True
         )
 
     return all(close(x, y) for x, y in zip(pack(a), pack(b), strict=True))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from .backprop import Weigh, advance
+from .compiled import eager
 from .denormals import flushed_denormals
 from .lag_norms import LagNorms
 from .model import (
@@ -19,11 +22,13 @@ from .model import (
     rows_of,
     slice_steps,
 )
+from .precision import autocast_format, no_autocast
 from .profile import LagProfile
 from .segments import Segments, as_variable
 from .state import State, detach, leaves, map_leaves
 from .stream import Segment, Stream, time_first
 from .undisturbed import undisturbed
+from .unreached import warn_of_unreached_parts
 from .unroll import Step, unroll
 
 HELD_STEPS = 400  # the paper's longest window; about 300 MiB for an LSTM of 128 units, 64 rows
@@ -121,6 +126,7 @@ def probe_segment(
         undisturbed(recurrent.module, train, backward=True),
         torch.enable_grad(),
         flushed_denormals(),
+        eager(),
     ):
         mode = recurrent.module.training
         _refuse_batch_norm(recurrent.module)
@@ -132,12 +138,16 @@ def probe_segment(
         loss = recurrent.loss(loss_fn, last.features, step.targets)
         if not torch.isfinite(loss):
             raise ValueError(f"the loss is {loss.item()}: nothing can be measured there")
-        readout, lag1 = _differentiate(recurrent, loss * rows_of(step.inputs), last)
-        norms = LagNorms(recurrent, readout, last, window)
+        loss = loss * rows_of(step.inputs)
+        scale = _loss_scale(recurrent, loss, last)
+        readout, lag1 = _differentiate(recurrent, loss * scale, last)
+        norms = LagNorms(recurrent, readout, last, window, scale)
         norms.add([g[None] for g in lag1])
         for gradients in earlier.backward(lag1):
             norms.add([g.flip(0) for g in gradients])
-    return norms.profile(train=mode, burn_in=burn_in)
+        profile = norms.profile(train=mode, burn_in=burn_in)
+        warn_of_unreached_parts(recurrent, profile, step, earlier.final)
+    return profile
 
 
 def _warm_up(recurrent: Recurrent, segment: Segment, state: State, burn_in: int) -> State:
@@ -161,7 +171,7 @@ def _run_last_step(recurrent: Recurrent, step: Segment, state: State) -> Step:
 
 
 def _differentiate(
-    recurrent: Recurrent, loss: Tensor, last: Step
+    recurrent: Recurrent, loss: Tensor, last: Step, again: bool = False
 ) -> tuple[Tensor | None, list[Tensor]]:
     """Return the gradient at the readout, and at the leaves of the state that entered its step."""
     if not loss.requires_grad:
@@ -170,10 +180,34 @@ def _differentiate(
     wanted = [x for x in entering if x.requires_grad]
     if recurrent.has_features:
         wanted.append(last.features)
-    found = list(torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True))
+    with no_autocast(loss.device):
+        found = list(
+            torch.autograd.grad(
+                loss, wanted, retain_graph=again, allow_unused=True, materialize_grads=True
+            )
+        )
     readout = found.pop() if recurrent.has_features else None
     remaining = iter(found)
     return readout, [next(remaining) if x.requires_grad else torch.zeros_like(x) for x in entering]
+
+
+def _loss_scale(recurrent: Recurrent, loss: Tensor, last: Step) -> float:
+    """Return a power of two that keeps the gradients of the lags inside of float16.
+
+    Without it they would be lost below 6e-5. 2^8 for the largest entry at lag 1 is arbitrary: it
+    leaves as much room upwards. 2^15 is the largest power that float16 holds. Other formats need
+    no scale.
+    """
+    formats = {x.dtype for x in leaves(last.entering)} | {autocast_format(loss.device)}
+    if torch.float16 not in formats:
+        return 1.0
+    _, lag1 = _differentiate(recurrent, loss, last, again=True)
+    largest = max(float(g.abs().max()) for g in lag1)
+    if largest == 0.0:
+        return 2.0**15
+    if not math.isfinite(largest):
+        return 1.0
+    return 2.0 ** min(math.floor(8 - math.log2(largest)), 15)
 
 
 def _refuse_batch_norm(module: nn.Module) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .fused import layer_pass
 from .model import Recurrent
+from .precision import forget_casts, no_autocast
 from .state import State, detach, leaves, map_leaves
 from .stream import Segment
 from .undisturbed import RandomState, get_random_state, set_random_state
@@ -58,9 +59,12 @@ class StepPass:
         wanted = [x for entering in self._entering for x in entering if x.requires_grad]
         pairs = zip(leaves(self.leaving), gradients, strict=True)
         outputs, given = zip(*((x, g) for x, g in pairs if x.requires_grad), strict=True)
-        found = iter(
-            torch.autograd.grad(outputs, wanted, given, allow_unused=True, materialize_grads=True)
-        )
+        with no_autocast(outputs[0].device):
+            found = iter(
+                torch.autograd.grad(
+                    outputs, wanted, given, allow_unused=True, materialize_grads=True
+                )
+            )
         by_step = [
             [next(found) if x.requires_grad else torch.zeros_like(x) for x in entering]
             for entering in self._entering
@@ -92,7 +96,13 @@ class _Shelf:
     def put(self, nest: State) -> State:
         """Return a copy."""
         slots = iter(next(self._free))
-        return map_leaves(lambda x: next(slots).copy_(x), nest)
+
+        def copy(x: Tensor) -> Tensor:
+            slot = next(slots)
+            # Under autocast the first state may be of another format than those that follow.
+            return slot.copy_(x) if slot.dtype == x.dtype else x.clone()
+
+        return map_leaves(copy, nest)
 
 
 class Segments:
@@ -145,6 +155,7 @@ class Segments:
             yield found
 
     def _run(self, start: int, state: State) -> Pass:
+        forget_casts()
         segment = self._window.between(start, min(start + self._length, self._window.steps))
         if self._fused and (segment.resets is None or not segment.resets.any()):
             passed = layer_pass(self._recurrent, segment.inputs, state)

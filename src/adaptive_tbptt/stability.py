@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .backprop import advance
+from .compiled import eager
 from .decay import DecayFit
 from .model import Nest, Recurrent, as_recurrent, slice_steps
 from .state import State, join_rows, leaves, map_leaves, per_row, select_rows
@@ -111,7 +112,7 @@ def classify(
     inputs = recurrent.place(segment.inputs)
     warm, observed = slice_steps(inputs, 0, burn_in), slice_steps(inputs, burn_in, None)
     resets = None if segment.resets is None else segment.resets[burn_in:]
-    with undisturbed(recurrent.module, train=False, backward=True):
+    with undisturbed(recurrent.module, train=False, backward=True), eager():
         with torch.no_grad(), _largest_inputs(recurrent.module) as largest:
             state = None if burn_in else recurrent.initial_state(inputs)
             if burn_in:

@@ -133,7 +133,8 @@ def reset_rows(state: State, mask: Tensor, initial: State, dims: BatchDims) -> S
 
     def apply(dim: int, leaf: Tensor, start: Tensor) -> Tensor:
         # where() sends exact zeros back to the row it did not take, whatever the values are.
-        return torch.where(per_row(mask.to(leaf.device), leaf, dim), start, leaf)
+        # A state that autocast left in bfloat16 stays in it.
+        return torch.where(per_row(mask.to(leaf.device), leaf, dim), start.to(leaf.dtype), leaf)
 
     return _with_dims(apply, dims, state, initial)
 

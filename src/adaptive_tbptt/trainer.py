@@ -32,7 +32,8 @@ from .ranks import Ranks, present_ranks
 from .run_folder import RunFolder, TrainingError
 from .step_scale import Rule, StepScale
 from .stream import Stream
-from .windows import AdaptiveTBPTT, Window
+from .window import Window
+from .windows import AdaptiveTBPTT
 
 Callback = Callable[["Trainer", dict[str, Any]], None]
 Stopped = Literal["epochs", "patience", "time"]

@@ -8,6 +8,8 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
+from .precision import forget_casts
+
 
 @contextmanager
 def undisturbed(
@@ -29,6 +31,8 @@ def undisturbed(
     ]
     with ExitStack() as stack:
         _fork_random_state(stack, module)
+        forget_casts()
+        stack.callback(forget_casts)
         try:
             if train is not None:
                 module.train(train)

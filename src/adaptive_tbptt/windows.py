@@ -14,14 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from .backprop import Weigh, default_weigh, refuse_sums, window_forward
+from .compiled import eager
 from .control import Control, Controller
-from .denormals import flushed_denormals
 from .model import LossFn, Recurrent, as_recurrent, slice_steps
 from .probe import alive_rows, check_reached, draw_segment, probe_segment
 from .profile import LagProfile
 from .ranks import Ranks, present_ranks
 from .stream import Stream
 from .trajectory import Trajectory
+from .window import Window
 
 
 class TruncationWarning(UserWarning):
@@ -47,77 +48,6 @@ class Estimate:
     relative_bias: float
     outcome: str
     message: str
-
-
-class Window:
-    """K1 consecutive steps of the stream whose last K2 carry losses.
-
-    Attributes:
-        k: truncation length: every loss sees lags 0..k, as far as the stream has a past.
-        start: first step of the window.
-        first: first step that carries a loss.
-        stop: the step after the last.
-        losses: K2 as planned; the last window of an epoch may carry fewer.
-        weight: number of losses it carried, once its loss was computed.
-    """
-
-    def __init__(
-        self,
-        owner: AdaptiveTBPTT,
-        stream: Stream,
-        k: int,
-        start: int,
-        first: int,
-        stop: int,
-        losses: int,
-    ) -> None:
-        self._owner, self._stream = owner, stream
-        self.k, self.start, self.first, self.stop, self.losses = k, start, first, stop, losses
-        self.weight: float | None = None
-
-    @property
-    def steps(self) -> int:
-        """Number of steps that carry a loss."""
-        return self.stop - self.first
-
-    @property
-    def reach(self) -> tuple[int, int]:
-        """The largest lag that the first and the last loss of the window see."""
-        return self.first - self.start, self.stop - 1 - self.start
-
-    @property
-    def progress(self) -> float | None:
-        """Fraction of the epoch that is read after this window; None for unknown lengths."""
-        length = self._stream.length
-        return None if length is None else self.stop / length
-
-    def loss(self) -> Tensor:
-        """Run the window and return its mean loss, with the graph that `backward` needs."""
-        if self.weight is not None:
-            raise RuntimeError("a window is run once; the next one has moved the state on")
-        return self._owner._run(self, self._stream)
-
-    def backward(self, scale: float = 1.0) -> Tensor:
-        """Add the gradient of the window, times `scale`, to `.grad`; return the loss.
-
-        To accumulate over n windows of equal size use `scale=1/n`.
-        """
-        with flushed_denormals():
-            loss = self.loss()
-            (loss * scale if scale != 1.0 else loss).backward()
-        return self.average(loss.detach())
-
-    def average(self, loss: Tensor) -> Tensor:
-        """Average the gradient, and this window's loss, over all processes; return the loss.
-
-        `backward` does so by itself. It is for those who call `loss().backward()`; in a single
-        process there is nothing to do.
-        """
-        if self.weight is None:
-            raise RuntimeError("a window is averaged after its backward pass")
-        parameters = self._owner.recurrent.module.parameters()
-        mean, self.weight = self._owner.ranks.average(parameters, loss.detach(), self.weight)
-        return mean
 
 
 class Windows:
@@ -364,18 +294,15 @@ class AdaptiveTBPTT:
         # If K stays, the next window starts here; inside the context its state falls out.
         following = window.stop - (window.k if self.overlap else 0) - window.start
         marks = [following] if 0 < following < context else []
+        # Only windows of full size repeat, so the others are not worth a compilation.
+        full = window.steps == window.losses and context in (0, window.k)
         segment = stream.segment(window.start, window.stop)
         if self.ranks.count > 1:  # a checkpoint will join the rows of all
             self.recurrent.dims(self.recurrent.place(segment.inputs))
-        result = window_forward(
-            self.recurrent,
-            self.loss_fn,
-            segment,
-            state,
-            context,
-            self.weigh,
-            marks,
-        )
+        with eager(not full):
+            result = window_forward(
+                self.recurrent, self.loss_fn, segment, state, context, self.weigh, marks
+            )
         for step, entering in result.states.items():
             self._trajectory.put(window.start + step, entering)
         window.weight = result.weight

@@ -1,0 +1,54 @@
+"""torch.compile: which parts of a model run compiled, and which passes run as they are."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def plain(module: nn.Module) -> nn.Module:
+    """Return the module inside what `torch.compile(module)` returned, or the module itself."""
+    inner = getattr(module, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else module
+
+
+def compiled_parts(module: nn.Module, *names: str) -> dict[str, Callable[..., Any]]:
+    """Compile methods of a module with the options that it was compiled with itself, if it was.
+
+    What `torch.compile(module)` returns compiles `forward` alone and hands on any other method as
+    it is. Whoever calls `core` and `head` of it would run nothing compiled and not notice.
+    """
+    inner = plain(module)
+    if inner is not module:
+        compile_like: Any = module.dynamo_ctx
+        return {name: compile_like(getattr(inner, name)) for name in names}
+    if module._compiled_call_impl is not None:
+        warnings.warn(
+            f"{type(module).__name__}.compile() compiles forward, but {' and '.join(names)} are "
+            "what is called here: use torch.compile(model), or compile these",
+            UserWarning,
+            stacklevel=4,
+        )
+    return {}
+
+
+@contextmanager
+def eager(wanted: bool = True) -> Iterator[None]:
+    """Run what was compiled as it is, inside the block.
+
+    Every new shape costs a compilation, and after eight of them torch gives a function up. Windows
+    of the usual size repeat; a step of a probe, the state of two rows, a few steps to catch up and
+    the rest of an epoch do not.
+    """
+    stance = getattr(torch.compiler, "set_stance", None)  # from torch 2.6 on
+    if not wanted or stance is None or "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with stance("force_eager"):
+        yield

@@ -1,0 +1,58 @@
+"""Mixed precision: what `torch.autocast` asks of passes that a person did not write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Scaler(Protocol):
+    """What is asked of a `torch.amp.GradScaler`."""
+
+    def scale(self, outputs: Tensor, /) -> Tensor:
+        """Multiply a loss by the scale."""
+
+
+def autocast_format(device: torch.device) -> torch.dtype | None:
+    """Return the number format that autocast computes in on a device; None where it is off."""
+    if not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.get_autocast_dtype(device.type)
+
+
+@contextmanager
+def no_autocast(device: torch.device) -> Iterator[None]:
+    """Switch autocast off, for a backward pass: it computes in the formats of the forward pass."""
+    if autocast_format(device) is None:
+        yield
+        return
+    with torch.autocast(device.type, enabled=False):
+        yield
+
+
+def forget_casts() -> None:
+    """Drop the copies of the weights that autocast keeps until its outermost block ends.
+
+    In a block around a whole loop they would be those of its first step for ever. Before torch
+    2.11 copies made without gradient also kept the weights from getting one.
+    """
+    torch.clear_autocast_cache()
+
+
+def explain(error: RuntimeError) -> None:
+    """Raise with a sentence if the error is oneDNN's refusal of an LSTM under autocast.
+
+    It has no such LSTM for processors without bfloat16 instructions. Running without oneDNN is left
+    to the person: the flag holds for the whole process, and costs speed where it is not needed.
+    """
+    if torch.is_autocast_enabled("cpu") and "could not create a primitive" in str(error):
+        raise RuntimeError(
+            "nn.LSTM does not run under autocast on this processor: oneDNN has no "
+            f"{torch.get_autocast_dtype('cpu')} LSTM for it. Put the loop under "
+            "torch.backends.mkldnn.flags(enabled=False), or the layer alone under "
+            "torch.autocast('cpu', enabled=False)"
+        ) from error
