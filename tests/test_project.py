@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,13 @@ EXAMPLES = {
     "compiled.py": ["--epochs", "1", "--backend", "eager"],
     "diagnose_copy.py": ["--steps", "20"],
     "distributed.py": ["--epochs", "1"],
+    "fabric_loop.py": ["--epochs", "1"],
     "gated_linear_recurrence.py": ["--epochs", "1"],
+    "lightning_module.py": ["--epochs", "1"],
     "mixed_precision.py": ["--epochs", "1"],
     "own_loop.py": ["--epochs", "1"],
 }
+EXTRAS = {"fabric_loop.py": "lightning", "lightning_module.py": "lightning"}
 
 
 def test_every_example_is_run():
@@ -27,6 +31,9 @@ def test_every_example_is_run():
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example(name, tmp_path):
+    extra = EXTRAS.get(name)
+    if extra is not None and find_spec(extra) is None:
+        pytest.skip(f"{name} needs the extra: pip install 'adaptive-tbptt[{extra}]'")
     command = [sys.executable, str(ROOT / "examples" / name), *EXAMPLES[name]]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -52,8 +59,9 @@ def test_the_memory_benchmark_runs(tmp_path):
     assert "| 50 |" in table
 
 
-def test_importing_does_not_bring_matplotlib_along():
-    code = "import sys, adaptive_tbptt; sys.exit('matplotlib' in sys.modules)"
+@pytest.mark.parametrize("module", ["matplotlib", "lightning"])
+def test_importing_does_not_bring_it_along(module):
+    code = f"import sys, adaptive_tbptt; sys.exit({module!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
 
 

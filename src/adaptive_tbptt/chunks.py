@@ -31,7 +31,7 @@ class ChunkStream(Stream):
     """
 
     def __init__(self, source: Chunks | Callable[[], Iterator[Any]]) -> None:
-        if isinstance(source, DataLoader) and _shuffles(source):
+        if isinstance(source, DataLoader) and shuffles(source):
             raise ValueError(
                 "the DataLoader shuffles: its chunks do not continue each other, so the state "
                 "carried from one to the next would be wrong. Use shuffle=False"
@@ -142,12 +142,24 @@ class ChunkStream(Stream):
         self._stale = bool(self.cursor or self._first)
         self.cursor = 0
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the cursor and the range of steps held."""
-        return {"cursor": self.cursor, "first": self._first, "end": self._end, "keep": self._keep}
+    def state_dict(self, *, data: bool = False) -> dict[str, Any]:
+        """Return the cursor and the range of steps held; with `data` the steps themselves too.
+
+        `data` is for a source that goes on where it was and cannot be read again from its start.
+        """
+        saved: dict[str, Any] = {"cursor": self.cursor, "first": self._first, "end": self._end}
+        saved["keep"] = self._keep
+        if data:  # copies: a chunk may be a view of a tensor far larger, which would be saved whole
+            saved["held"] = [list(map_leaves(torch.clone, part)) for part in self._held]
+        return saved
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Read the source again up to the saved cursor; it must yield the same chunks."""
+        """Read the source again up to the saved cursor, unless the steps held were saved too."""
+        if "held" in saved:
+            self._stale, self._first = False, saved["first"]
+            self._held = [Segment(*part) for part in saved["held"]]
+            self._keep, self.cursor = saved["keep"], saved["cursor"]
+            return
         if self._end:
             self._begin()
         self._stale = False
@@ -164,7 +176,8 @@ class ChunkStream(Stream):
         self._keep, self.cursor = saved["keep"], saved["cursor"]
 
 
-def _shuffles(loader: DataLoader[Any]) -> bool:
+def shuffles(loader: DataLoader[Any]) -> bool:
+    """Tell whether a loader reads its data in random order."""
     samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
     return any(isinstance(s, RandomSampler | SubsetRandomSampler) for s in samplers)
 
