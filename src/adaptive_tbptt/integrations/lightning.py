@@ -26,7 +26,8 @@ from ..clip import Clip
 from ..denormals import flushed_denormals
 from ..step_scale import Rule, StepScale
 from ..stream import Segment, time_first
-from ..windows import AdaptiveTBPTT, Window
+from ..window import Window
+from ..windows import AdaptiveTBPTT
 
 try:
     from lightning.pytorch import Callback, LightningModule
