@@ -192,6 +192,8 @@ def reproduce(
     inits: Annotated[int | None, typer.Option(help="Initialisations per setting.")] = None,
     jobs: Annotated[int, typer.Option(help="Cells side by side, one thread each.")] = 1,
     epochs: Annotated[int | None, typer.Option(help="Instead of the preset's.")] = None,
+    executor: Annotated[str, typer.Option(help="local, or ray: tasks on a cluster.")] = "local",
+    address: Annotated[str | None, typer.Option(help="Ray cluster, such as 10.0.0.1:6379.")] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Only this setting, such as K=10; may be repeated.")
     ] = None,
@@ -210,9 +212,10 @@ def reproduce(
     from .experiments.config import nearest
     from .experiments.paper import experiment
     from .experiments.plots import write_figures
-    from .experiments.runner import run_cells
+    from .experiments.runner import choose_executor
     from .experiments.tables import write_tables
 
+    run_cells = choose_executor(executor, jobs=jobs, address=address)
     chosen = experiment(name)
     if preset != "paper":  # another experiment than the paper's: its numbers do not belong beside
         title = f"{name}, {preset} preset"
@@ -229,7 +232,7 @@ def reproduce(
     failed: list[str] = []
     if not tables_only:
         stamp = lambda text: _out.print(text, highlight=False, markup=False)  # noqa: E731
-        failed = run_cells(cells, folder, work or Path("runs") / folder.name, jobs=jobs, say=stamp)
+        failed = run_cells(cells, folder, work or Path("runs") / folder.name, say=stamp)
     finished = read_cells(folder)
     command = f"atbptt reproduce {name} --preset {preset} --inits {len({c.init for c in cells})}"
     command += " --data FOLDER" if data is not None else ""

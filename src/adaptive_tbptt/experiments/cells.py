@@ -103,7 +103,12 @@ def origin() -> dict[str, str]:
 
 def write_json(path: Path, content: Any) -> None:
     """Write results."""
-    write_text(path, json.dumps(content, allow_nan=False) + "\n")
+    write_text(path, as_json(content))
+
+
+def as_json(content: Any) -> str:
+    """Return results as the text of their file; NaN and infinities are refused."""
+    return json.dumps(content, allow_nan=False) + "\n"
 
 
 def read_cells(folder: Path) -> list[dict[str, Any]]:

@@ -11,25 +11,49 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from .cells import Cell, fingerprint, summarise, write_json
+from .config import nearest
 from .run import train_run
+
+EXECUTORS = ("local", "ray")
 
 Say = Callable[[str], None]
 
 
-def run_cell(cell: Cell, cells: str, work: str) -> None:
-    """Train one cell, resuming what an interrupted run of it left, and write its results."""
+def choose_executor(
+    name: str, *, jobs: int = 1, address: str | None = None
+) -> Callable[..., list[str]]:
+    """Return `run_cells`, or its twin on a Ray cluster, with the options that are its own."""
+    if name not in EXECUTORS:
+        raise nearest(name, EXECUTORS, "executor")
+    if name == "local":
+        if address is not None:
+            raise ValueError("--address is that of a Ray cluster: add --executor ray")
+        return partial(run_cells, jobs=jobs)
+    if jobs != 1:
+        raise ValueError("--jobs is for --executor local: Ray runs a cell on every free CPU")
+    from .ray_runner import run_cells_on_ray
+
+    return partial(run_cells_on_ray, address=address)
+
+
+def train_cell(cell: Cell, folder: Path) -> dict[str, Any]:
+    """Train one cell, resuming what an interrupted run of it left; return its results."""
     import torch
 
     # One thread whatever --jobs is, so that the numbers do not depend on it.
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    folder = Path(work) / cell.name
-    result = train_run(cell.config, folder, resume=True, show=False)
-    write_json(Path(cells) / f"{cell.name}.json", summarise(cell, result))
+    return summarise(cell, train_run(cell.config, folder, resume=True, show=False))
+
+
+def run_cell(cell: Cell, cells: str, work: str) -> None:
+    """Train one cell and write its results."""
+    write_json(Path(cells) / f"{cell.name}.json", train_cell(cell, Path(work) / cell.name))
 
 
 def _worker(cell: Cell, cells: str, work: str) -> None:
@@ -74,9 +98,7 @@ def run_cells(
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
     store = folder / "cells"
-    _check_finished(cells, store)
-    waiting = [c for c in cells if not (store / f"{c.name}.json").exists()]
-    say(f"{len(cells) - len(waiting)} of {len(cells)} cells are finished")
+    waiting = unfinished(cells, store, say)
     context = multiprocessing.get_context("spawn")
     running: dict[str, tuple[Any, float]] = {}
     failed: list[str] = []
@@ -112,6 +134,14 @@ def run_cells(
             process.terminate()
             process.join()
     return failed
+
+
+def unfinished(cells: list[Cell], store: Path, say: Say) -> list[Cell]:
+    """Return the cells that have no results yet."""
+    _check_finished(cells, store)
+    waiting = [c for c in cells if not (store / f"{c.name}.json").exists()]
+    say(f"{len(cells) - len(waiting)} of {len(cells)} cells are finished")
+    return waiting
 
 
 def _check_finished(cells: list[Cell], store: Path) -> None:
