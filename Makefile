@@ -25,7 +25,7 @@ test: $(READY)  ## format, lint, types, tests, doctests, examples
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 bench: $(READY)  ## time contenders side by side; on a quiet machine
 	$(BIN)/atbptt bench --size copy --size ptb-small --size ptb --sweeps --out results/speed

@@ -20,6 +20,8 @@ from adaptive_tbptt.experiments.runner import run_cells
 from .test_cli import call
 from .test_experiments import TINY
 
+# One cluster for all of them, also where tests run side by side.
+pytestmark = pytest.mark.xdist_group("ray")
 CELLS = grid(TINY.changed(epochs=1), [{"k": 2}, {"k": 3}, {"delta": 0.5}], 1)
 # Long enough to be killed in the middle.
 LONG = Cell(TINY.changed(delta=0.3, epochs=60, error_bar_every=0), 0)
