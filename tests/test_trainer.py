@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import adaptive_tbptt as at
+from adaptive_tbptt.run_folder import RunFolder
 
 STEPS, ROWS = 120, 4
 
@@ -258,7 +259,7 @@ def test_schedulers_are_restored_and_others_refused(tmp_path):
             trainer.scheduler = kind(optimizer, lambda epoch: 1 / (1 + epoch))
         else:
             trainer.scheduler = kind(optimizer, 2)
-        trainer._settings["scheduler"] = kind.__name__
+        trainer.settings["scheduler"] = kind.__name__
         return trainer
 
     for epochs in (1, 2, 3):
@@ -396,7 +397,10 @@ def test_a_parameter_that_is_not_finite_is_not_saved(tmp_path):
 def test_a_folder_that_cannot_be_written_is_said_before_training(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
-    trainer = build(blocked / "run")
+    with pytest.raises(at.TrainingError, match="cannot write to"):  # TensorBoard's writer, if any
+        build(blocked / "run").fit(*streams(), epochs=1)
+    trainer = build(None)
+    trainer.folder = RunFolder(blocked / "run")
     with pytest.raises(at.TrainingError, match="cannot write to"):
         trainer.fit(*streams(), epochs=1)
     assert trainer.updates == 0

@@ -368,6 +368,7 @@ def bench(
     """Time contenders side by side in one process; read the ratios, and only on a quiet machine."""
     import torch
 
+    from .denormals import flushed_denormals
     from .experiments.bench import BENCHMARKS, SIZES
     from .experiments.bench_sweeps import SWEEPS, plot_sweeps
     from .experiments.bench_tables import as_markdown, machine, update_csv
@@ -380,21 +381,19 @@ def bench(
                 raise nearest(name, known, what)
     if threads is not None:
         torch.set_num_threads(threads)
-    torch.set_flush_denormal(True)  # for all contenders alike
-    timings = []
-    for name in names:
-        for kind in kinds:
-            _err.print(f"{kind}, {name}")
-            timings += BENCHMARKS[kind](SIZES[name], turns)
+    timings, points = [], []
+    with flushed_denormals():  # for all contenders alike
+        for name in names:
+            for kind in kinds:
+                _err.print(f"{kind}, {name}")
+                timings += BENCHMARKS[kind](SIZES[name], turns)
+        for name, sweep in SWEEPS.items() if sweeps else ():
+            _err.print(f"sweep of {name}")
+            points += sweep(turns, "smoke" in names)
     _out.print(as_markdown(timings), highlight=False, markup=False)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         everything = update_csv(timings, out / "bench.csv")
         (out / "bench.md").write_text(f"{as_markdown(everything)}\n\n{machine()}\n")
-    if sweeps:
-        points = []
-        for name, sweep in SWEEPS.items():
-            _err.print(f"sweep of {name}")
-            points += sweep(turns, "smoke" in names)
-        if out is not None:
+        if sweeps:
             plot_sweeps(update_csv(points, out / "sweeps.csv"), out / "sweeps.png")

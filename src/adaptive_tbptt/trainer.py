@@ -138,7 +138,10 @@ class Trainer:
         if tensorboard:
             if run_dir is None:
                 raise ValueError("tensorboard needs a run_dir to write to")
-            self.loggers.append(TensorBoardLogger(Path(run_dir) / "tensorboard"))
+            try:
+                self.loggers.append(TensorBoardLogger(Path(run_dir) / "tensorboard"))
+            except OSError as error:
+                raise TrainingError(f"cannot write to {run_dir}: {error}") from error
         self.tbptt = AdaptiveTBPTT(
             recurrent,
             loss_fn,
