@@ -32,6 +32,8 @@ def map_leaves(fn: Callable[..., Any], nest: State, *others: State) -> State:
 
 def _map(fn: Callable[..., Any], nest: State, *others: State) -> State:
     """Apply `fn` to everything that is not a container."""
+    if isinstance(nest, Tensor):  # first, because most of a training loop's calls end here
+        return fn(nest, *others)
     if isinstance(nest, dict):
         changed = copy.copy(nest)  # keeps what a subclass has besides its items
         for key in nest:
