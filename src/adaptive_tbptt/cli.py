@@ -390,7 +390,7 @@ def bench(
         for name, sweep in SWEEPS.items() if sweeps else ():
             _err.print(f"sweep of {name}")
             points += sweep(turns, "smoke" in names)
-    _out.print(as_markdown(timings), highlight=False, markup=False)
+    _out.print(as_markdown(timings), highlight=False, markup=False, soft_wrap=True)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         everything = update_csv(timings, out / "bench.csv")
