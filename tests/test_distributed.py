@@ -60,6 +60,7 @@ def train_own_loop(masked=False, epochs=2, wrapped=False):
             optimizer.step()
             optimizer.zero_grad()
     found = [p.detach() for p in model.parameters()]
+    found.append(torch.from_numpy(tbptt.profile.state_norms))
     return found, losses, [e.k for e in tbptt.history]
 
 
