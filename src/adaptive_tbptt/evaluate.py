@@ -42,16 +42,10 @@ def evaluate(
     >>> evaluate(model, nn.functional.mse_loss, stream)
     1.0
     """
-    total, count = evaluate_sum(
-        model,
-        loss_fn,
-        stream,
-        chunk=chunk,
-        weigh=weigh,
-        batch_first=batch_first,
-        state_batch_dim=state_batch_dim,
-    )
-    return mean_loss(total, count)
+    refuse_sums(loss_fn)
+    recurrent = as_recurrent(model, batch_first=batch_first, state_batch_dim=state_batch_dim)
+    weigh = default_weigh(loss_fn) if weigh is None else weigh
+    return mean_loss(*evaluate_sum(recurrent, loss_fn, stream, chunk, weigh))
 
 
 def mean_loss(total: float, count: float) -> float:
@@ -62,19 +56,9 @@ def mean_loss(total: float, count: float) -> float:
 
 
 def evaluate_sum(
-    model: nn.Module | Recurrent,
-    loss_fn: LossFn,
-    stream: Stream,
-    *,
-    chunk: int = 256,
-    weigh: Weigh | None = None,
-    batch_first: bool | None = None,
-    state_batch_dim: int | None = None,
+    recurrent: Recurrent, loss_fn: LossFn, stream: Stream, chunk: int, weigh: Weigh
 ) -> tuple[float, float]:
     """Return the sum of the losses and how many there are; see `evaluate`."""
-    refuse_sums(loss_fn)
-    recurrent = as_recurrent(model, batch_first=batch_first, state_batch_dim=state_batch_dim)
-    weigh = default_weigh(loss_fn) if weigh is None else weigh
     total, count = torch.zeros((), dtype=torch.float64), 0.0
     state: State = None
     before = stream.state_dict() if stream.cursor else None

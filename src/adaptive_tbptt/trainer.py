@@ -212,8 +212,8 @@ class Trainer:
             self.tbptt.recurrent,
             self.loss_fn,
             self.ranks.deal(stream) if shared else stream,
-            chunk=self.eval_chunk,
-            weigh=self.tbptt.weigh,
+            self.eval_chunk,
+            self.tbptt.weigh,
         )
         return mean_loss(*(self.ranks.total(sums) if shared else sums))
 
@@ -378,5 +378,4 @@ class Trainer:
                 f"a parameter is NaN or infinite after data step {self.tbptt.trained_steps}, in "
                 f"epoch {self.epoch + 1}{self.folder.what_is_safe()}"
             )
-        content = snapshot.take(self, train)
-        self.folder.save("last", content)
+        self.folder.save("last", snapshot.take(self, train))
