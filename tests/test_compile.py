@@ -1,6 +1,5 @@
 """torch.compile: what was compiled runs compiled, gives the same numbers, and seldom recompiles."""
 
-import os
 import shutil
 
 import pytest
@@ -212,10 +211,7 @@ def test_compiled_cells_and_layers_are_still_cells_and_layers(make):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
-@pytest.mark.skipif(
-    shutil.which("g++") is None or "ATBPTT_INDUCTOR" not in os.environ,
-    reason="inductor needs a C++ compiler and a minute: ask for it with ATBPTT_INDUCTOR=1",
-)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 def test_inductor():
     eager, model = twins(Leaky)
     _, ours = train(torch.compile(model), at.FixedTruncation(3), epochs=1)
