@@ -7,17 +7,20 @@ alone.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .gates import SublayerPass, run_sublayer, weights_of
+from .gates import Entering, LstmPass, SublayerPass, run_sublayer, weights_of
 from .model import Nest, Recurrent, steps_of
+from .parameter_lags import ParameterLags
 from .state import State, detach, leaves, map_leaves, select_rows
 from .undisturbed import undisturbed
 from .unroll import unroll
+from .uses import Recorder, Use
 
 
 class _Captured(Exception):
@@ -60,13 +63,16 @@ def layer_inputs(recurrent: Recurrent, layer: nn.RNNBase, inputs: Nest, state: S
     return x
 
 
-def layer_pass(recurrent: Recurrent, inputs: Nest, state: State) -> LayerPass | None:
+def layer_pass(
+    recurrent: Recurrent, inputs: Nest, state: State, lags: ParameterLags | None = None
+) -> LayerPass | None:
     """Run the model's layer over `inputs`, or return None where the fast path does not apply.
 
     Args:
         recurrent: the model.
         inputs: `(steps, rows, ...)`.
         state: state entering the first step.
+        lags: where the contributions of these steps are to go.
     """
     # Under autocast the products change their type; the general path leaves that to torch.
     if torch.is_autocast_enabled(recurrent.device.type):
@@ -76,8 +82,13 @@ def layer_pass(recurrent: Recurrent, inputs: Nest, state: State) -> LayerPass | 
     layer = recurrent_layer_of(recurrent)
     if not recurrent.fused or layer is None:
         return None
+    encoder = None
+    if lags is not None and torch.is_grad_enabled():
+        encoder = lags.recorder(recurrent, inputs, beside=layer)
+    with torch.set_grad_enabled(encoder is not None), encoder or nullcontext():
+        x = layer_inputs(recurrent, layer, inputs, state)
     with torch.no_grad():
-        return LayerPass(layer, layer_inputs(recurrent, layer, inputs, state), detach(state))
+        return LayerPass(layer, x, detach(state), lags, encoder)
 
 
 def _is_exact(recurrent: Recurrent, inputs: Nest, state: State) -> bool:
@@ -126,10 +137,26 @@ def _is_exact(recurrent: Recurrent, inputs: Nest, state: State) -> bool:
 
 
 class LayerPass:
-    """The layer run forward without gradient, one sublayer at a time."""
+    """The layer run forward without gradient, one sublayer at a time.
 
-    def __init__(self, layer: nn.RNNBase, x: Tensor, state: State) -> None:
-        self._layer = layer
+    Args:
+        layer: the layer.
+        x: its input, time first.
+        state: state entering the first step.
+        lags: where the contributions of these steps are to go.
+        encoder: the uses of parameters that led to `x`.
+    """
+
+    def __init__(
+        self,
+        layer: nn.RNNBase,
+        x: Tensor,
+        state: State,
+        lags: ParameterLags | None = None,
+        encoder: Recorder | None = None,
+    ) -> None:
+        self._layer, self._encoded, self._lags, self._encoder = layer, x, lags, encoder
+        x = x.detach()
         self._passes: list[SublayerPass] = []
         self.masks: list[Tensor | None] = []
         start = leaves(state)
@@ -149,15 +176,50 @@ class LayerPass:
 
     def backward(self, gradients: list[Tensor]) -> list[Tensor]:
         """Return `(steps, layers, rows, dims)` per state leaf; see `Pass` in segments.py."""
+        found, uses = self.backward_from(None, gradients)
+        if self._lags is not None:
+            self._lags.add_uses(uses)
+        return found
+
+    def backward_from(
+        self, above: Tensor | None, gradients: list[Tensor]
+    ) -> tuple[list[Tensor], list[Use]]:
+        """Backpropagate; return gradients of the states, and how the parameters were used.
+
+        Args:
+            above: gradient with respect to the output of the layer, time first, or None.
+            gradients: with respect to the state after the last step.
+        """
         steps = len(self._passes[0].out)
         found: list[Any] = [g.new_empty(steps, *g.shape) for g in gradients]
-        above: Tensor | None = None
+        uses: list[Use] = []
         for index in reversed(range(len(self._passes))):
             entering = self._passes[index].backward(above, [g[index] for g in gradients])
             for store, gradient in zip(found, entering.state, strict=True):
                 store[:, index] = gradient
-            if index:
+            if self._lags is not None:
+                uses += self._uses(index, entering)
+            if index or (self._encoder is not None and self._encoder.calls):
                 above = entering.gates @ weights_of(self._layer, index).ih
                 mask = self.masks[index]
                 above = above if mask is None else above * mask
-        return found
+        if self._encoder is not None and self._encoder.calls and above is not None:
+            uses += self._encoder.uses([self._encoded], [above])
+        return found, uses
+
+    def _uses(self, index: int, entering: Entering) -> list[Use]:
+        part = self._passes[index]
+        factors: dict[str, tuple[Tensor, Tensor | None]] = {
+            "weight_ih": (entering.gates, part.x),
+            "weight_hh": (entering.recurrent, part.before),
+            "bias_ih": (entering.gates, None),
+            "bias_hh": (entering.recurrent, None),
+        }
+        if entering.projected is not None and isinstance(part, LstmPass):
+            factors["weight_hr"] = (entering.projected, part.unprojected)
+        uses = []
+        for name, (left, right) in factors.items():
+            parameter = getattr(self._layer, f"{name}_l{index}", None)
+            if parameter is not None and parameter.requires_grad:
+                uses.append(Use(parameter, left, right))
+        return uses

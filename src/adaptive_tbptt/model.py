@@ -127,6 +127,8 @@ class Recurrent:
         self._example: State = None
         self._home: Any = None
         self.fused: bool | None = None  # whether the probe's fast path was found to be exact
+        self.affine: bool | None = None  # the same of recording how parameters are used
+        self.sketch: Any = None
 
     @property
     def has_features(self) -> bool:
@@ -286,7 +288,7 @@ class Recurrent:
         home = None if first is None else (first.device, first.dtype)
         if self._dims is not None and self._home == home:
             return
-        self._home, self.fused = home, None
+        self._home, self.fused, self.affine = home, None, None
         row = map_leaves(lambda leaf: leaf[:1, :1], inputs)
         cast = autocast_format(self.device)
         pair = map_leaves(lambda leaf: torch.cat([leaf[:1, :1], leaf[:1, -1:]], dim=1), inputs)

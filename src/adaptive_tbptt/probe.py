@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,29 +13,18 @@ from .backprop import Weigh, advance
 from .compiled import eager
 from .denormals import flushed_denormals
 from .lag_norms import LagNorms
-from .model import (
-    LossFn,
-    Nest,
-    Recurrent,
-    as_recurrent,
-    check_finite,
-    rows_of,
-    slice_steps,
-)
-from .precision import autocast_format, no_autocast
+from .last_step import NOT_REACHED, LastStep
+from .model import LossFn, Nest, Recurrent, as_recurrent, check_finite, slice_steps
+from .parameter_lags import ParameterLags
 from .profile import LagProfile
-from .segments import Segments, as_variable
-from .state import State, detach, leaves, map_leaves
+from .segments import Segments
+from .state import State, detach, map_leaves, select_rows
 from .stream import Segment, Stream, time_first
 from .undisturbed import undisturbed
 from .unreached import warn_of_unreached_parts
-from .unroll import Step, unroll
+from .uses import NotAffine
 
 HELD_STEPS = 400  # the paper's longest window; about 300 MiB for an LSTM of 128 units, 64 rows
-
-_NOT_REACHED = (
-    "no gradient reaches the state: the loss does not depend on the state that entered its step"
-)
 
 
 def probe(
@@ -50,6 +39,8 @@ def probe(
     train: bool | None = None,
     batch_first: bool | None = None,
     state_batch_dim: int | None = None,
+    parameters: bool = False,
+    sketch: int = 0,
     fused: bool = True,
     held_steps: int = HELD_STEPS,
 ) -> LagProfile:
@@ -71,6 +62,9 @@ def probe(
             training, dropout is part of the gradient that truncation would bias.
         batch_first: layout of model and data; None asks the model.
         state_batch_dim: overrides the search for the state's batch dimension.
+        parameters: also measure the contribution c_k of every lag to the gradient of the
+            parameters: `profile.contributions`.
+        sketch: size of the sketches of c_k, from which the bias itself is measured; 0 makes none.
         fused: False never takes the fast path for `nn.LSTM`, `nn.GRU` and `nn.RNN`, which is
             otherwise taken where it was found to give the same numbers.
         held_steps: steps of the window that are held in memory at once. A longer window is run
@@ -92,7 +86,16 @@ def probe(
     recurrent = as_recurrent(model, batch_first=batch_first, state_batch_dim=state_batch_dim)
     segment = time_first(inputs, targets, resets, batch_first=recurrent.batch_first)
     profile = probe_segment(
-        recurrent, loss_fn, segment, state, burn_in, train=train, fused=fused, held_steps=held_steps
+        recurrent,
+        loss_fn,
+        segment,
+        state,
+        burn_in,
+        train=train,
+        parameters=parameters or sketch > 0,
+        sketch=sketch,
+        fused=fused,
+        held_steps=held_steps,
     )
     check_reached(profile, alive_rows(segment))
     return profile
@@ -106,6 +109,8 @@ def probe_segment(
     burn_in: int = 0,
     *,
     train: bool | None = None,
+    parameters: bool = False,
+    sketch: int = 0,
     fused: bool = True,
     held_steps: int = HELD_STEPS,
 ) -> LagProfile:
@@ -131,21 +136,22 @@ def probe_segment(
         mode = recurrent.module.training
         _refuse_batch_norm(recurrent.module)
         state = _warm_up(recurrent, segment, state, burn_in)
+        lags = None
+        if parameters:
+            affine = is_affine(recurrent, loss_fn, segment, state) if fused else False
+            lags = ParameterLags(recurrent, window, segment.rows, sketch, affine=affine)
         before = segment.between(burn_in, segment.steps - 1)
-        earlier = Segments(recurrent, before, state, length=held_steps, fused=fused)
+        earlier = Segments(recurrent, before, state, length=held_steps, fused=fused, lags=lags)
         step = segment.between(segment.steps - 1, segment.steps)
-        last = _run_last_step(recurrent, step, earlier.final)
-        loss = recurrent.loss(loss_fn, last.features, step.targets)
-        if not torch.isfinite(loss):
-            raise ValueError(f"the loss is {loss.item()}: nothing can be measured there")
-        loss = loss * rows_of(step.inputs)
-        scale = _loss_scale(recurrent, loss, last)
-        readout, lag1 = _differentiate(recurrent, loss * scale, last)
-        norms = LagNorms(recurrent, readout, last, window, scale)
+        last = LastStep(recurrent, loss_fn, step, earlier.final, lags)
+        readout, lag1 = last.backward()
+        norms = LagNorms(recurrent, readout, last.step, window, last.scale)
         norms.add([g[None] for g in lag1])
         for gradients in earlier.backward(lag1):
             norms.add([g.flip(0) for g in gradients])
         profile = norms.profile(train=mode, burn_in=burn_in)
+        if lags is not None:
+            profile = replace(profile, contributions=lags.result())
         warn_of_unreached_parts(recurrent, profile, step, earlier.final)
     return profile
 
@@ -160,54 +166,32 @@ def _warm_up(recurrent: Recurrent, segment: Segment, state: State, burn_in: int)
     return detach(recurrent.initial_state(segment.inputs) if state is None else state)
 
 
-def _run_last_step(recurrent: Recurrent, step: Segment, state: State) -> Step:
-    """Run the step that carries the loss."""
-    (last,) = unroll(recurrent, step.inputs, map_leaves(as_variable, state), step.resets)
-    if recurrent.has_features and not isinstance(last.features, Tensor):
-        raise TypeError(
-            f"core must return its features as one tensor, got {type(last.features).__name__}"
-        )
-    return last
+def is_affine(recurrent: Recurrent, loss_fn: LossFn, segment: Segment, state: State) -> bool:
+    """Tell whether recording how parameters are used gives what one pass per row gives.
 
-
-def _differentiate(
-    recurrent: Recurrent, loss: Tensor, last: Step, again: bool = False
-) -> tuple[Tensor | None, list[Tensor]]:
-    """Return the gradient at the readout, and at the leaves of the state that entered its step."""
-    if not loss.requires_grad:
-        raise ValueError(f"{_NOT_REACHED}. It depends on nothing that has a gradient")
-    entering = leaves(last.entering)
-    wanted = [x for x in entering if x.requires_grad]
-    if recurrent.has_features:
-        wanted.append(last.features)
-    with no_autocast(loss.device):
-        found = list(
-            torch.autograd.grad(
-                loss, wanted, retain_graph=again, allow_unused=True, materialize_grads=True
-            )
-        )
-    readout = found.pop() if recurrent.has_features else None
-    remaining = iter(found)
-    return readout, [next(remaining) if x.requires_grad else torch.zeros_like(x) for x in entering]
-
-
-def _loss_scale(recurrent: Recurrent, loss: Tensor, last: Step) -> float:
-    """Return a power of two that keeps the gradients of the lags inside of float16.
-
-    Without it they would be lost below 6e-5. 2^8 for the largest entry at lag 1 is arbitrary: it
-    leaves as much room upwards. 2^15 is the largest power that float16 holds. Other formats need
-    no scale.
+    Found out once per model, on a few steps of up to two rows.
     """
-    formats = {x.dtype for x in leaves(last.entering)} | {autocast_format(loss.device)}
-    if torch.float16 not in formats:
-        return 1.0
-    _, lag1 = _differentiate(recurrent, loss, last, again=True)
-    largest = max(float(g.abs().max()) for g in lag1)
-    if largest == 0.0:
-        return 2.0**15
-    if not math.isfinite(largest):
-        return 1.0
-    return 2.0 ** min(math.floor(8 - math.log2(largest)), 15)
+    if torch.is_autocast_enabled(recurrent.device.type) or segment.steps == 1:
+        return False
+    if recurrent.affine is None:
+        steps, rows = min(segment.steps, 4), torch.arange(min(segment.rows, 2))
+        parts = (segment.inputs, segment.targets)
+        few = Segment(*(map_leaves(lambda x: x[-steps:, : len(rows)], part) for part in parts))
+        start = select_rows(detach(state), rows, recurrent.dims(segment.inputs))
+        recurrent.affine = True
+        try:
+            ours, theirs = (
+                probe_segment(
+                    recurrent, loss_fn, few, start, train=False, parameters=True, fused=fused
+                ).contributions
+                for fused in (True, False)
+            )
+            assert ours is not None
+            assert theirs is not None
+            recurrent.affine = np.allclose(ours.norms, theirs.norms, rtol=1e-3, atol=1e-7)
+        except NotAffine:
+            recurrent.affine = False
+    return recurrent.affine
 
 
 def _refuse_batch_norm(module: nn.Module) -> None:
@@ -237,7 +221,7 @@ def check_reached(profile: LagProfile, alive: NDArray[np.bool_] | None = None) -
     alive = np.ones(profile.samples, dtype=bool) if alive is None else alive
     if alive.any() and not profile.state_norms[1, alive].any():
         raise ValueError(
-            f"{_NOT_REACHED}. A kernel that drops the gradient of the state it is handed looks "
+            f"{NOT_REACHED}. A kernel that drops the gradient of the state it is handed looks "
             "like this, and would make every truncation length look safe"
         )
 

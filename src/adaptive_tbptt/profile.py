@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from .contributions import Contributions
 from .decay import resolve
 
 Array = NDArray[np.float64]
@@ -27,6 +28,7 @@ class LagProfile:
         floor: norms below it are not resolved by the number format of the gradients.
         train: whether the model was in training mode.
         burn_in: steps that warmed the state up before the window.
+        contributions: what each lag contributes to the gradient of the parameters, if asked for.
     """
 
     state_norms: Array
@@ -35,6 +37,7 @@ class LagProfile:
     floor: float = 0.0
     train: bool = False
     burn_in: int = 0
+    contributions: Contributions | None = field(default=None, repr=False)
 
     @property
     def window(self) -> int:
@@ -76,6 +79,7 @@ class LagProfile:
             state_norms=self.state_norms * factor,
             component_norms={name: n * factor for name, n in self.component_norms.items()},
             cumulative_gradient=self.cumulative_gradient * factor,
+            contributions=self.contributions and self.contributions.scaled(factor),
         )
 
     def silent(self, samples: int) -> LagProfile:
@@ -86,6 +90,7 @@ class LagProfile:
             state_norms=nothing,
             component_norms=dict.fromkeys(self.component_norms, nothing),
             cumulative_gradient=np.zeros_like(self.cumulative_gradient),
+            contributions=self.contributions and self.contributions.silent(samples),
         )
 
     @staticmethod
@@ -97,6 +102,7 @@ class LagProfile:
         if any(p.window != first.window for p in profiles):
             raise ValueError("profiles to join must have the same window")
         weights = np.array([p.samples for p in profiles], dtype=np.float64)
+        parts = [p.contributions for p in profiles if p.contributions is not None]
         total = sum(w * p.cumulative_gradient for w, p in zip(weights, profiles, strict=True))
         return LagProfile(
             state_norms=np.concatenate([p.state_norms for p in profiles], axis=1),
@@ -108,4 +114,5 @@ class LagProfile:
             floor=first.floor,
             train=first.train,
             burn_in=first.burn_in,
+            contributions=Contributions.concatenate(parts) if parts else None,
         )

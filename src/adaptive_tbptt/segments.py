@@ -15,6 +15,8 @@ from torch import Tensor
 
 from .fused import layer_pass
 from .model import Recurrent
+from .parameter_lags import ParameterLags
+from .parameter_pass import ParameterPass, as_variable, check_carries
 from .precision import forget_casts, no_autocast
 from .state import State, detach, leaves, map_leaves
 from .stream import Segment
@@ -48,11 +50,7 @@ class StepPass:
         for step in unroll(recurrent, segment.inputs, start, segment.resets, _alias):
             self._entering.append(leaves(step.entering))
             self.leaving = step.leaving
-            if torch.is_grad_enabled() and not any(x.requires_grad for x in leaves(step.leaving)):
-                raise ValueError(
-                    f"the state of {type(recurrent.module).__name__} carries no gradient: it is "
-                    "detached inside, made under no_grad, or not of floating point"
-                )
+            check_carries(recurrent, step.leaving)
 
     def backward(self, gradients: list[Tensor]) -> list[Tensor]:
         """See `Pass`."""
@@ -70,11 +68,6 @@ class StepPass:
             for entering in self._entering
         ]
         return [torch.stack(steps) for steps in zip(*by_step, strict=True)]
-
-
-def as_variable(leaf: Tensor) -> Tensor:
-    """Return a detached copy to differentiate for; integers stay constants."""
-    return leaf.detach().clone().requires_grad_(leaf.is_floating_point())
 
 
 def _alias(state: State) -> State:
@@ -114,15 +107,23 @@ class Segments:
         state: state entering the first step.
         length: steps that are held at once.
         fused: whether to take the fast path where it applies.
+        lags: where the contributions of the steps to the parameters' gradient are to go.
 
     Attributes:
         final: the detached state after the last step.
     """
 
     def __init__(
-        self, recurrent: Recurrent, window: Segment, state: State, *, length: int, fused: bool
+        self,
+        recurrent: Recurrent,
+        window: Segment,
+        state: State,
+        *,
+        length: int,
+        fused: bool,
+        lags: ParameterLags | None = None,
     ) -> None:
-        self._recurrent, self._window = recurrent, window
+        self._recurrent, self._window, self._lags = recurrent, window, lags
         self._length, self._fused = length, fused
         self._starts = list(range(0, window.steps, length))
         self._kept: list[tuple[State, RandomState]] = []
@@ -157,8 +158,12 @@ class Segments:
     def _run(self, start: int, state: State) -> Pass:
         forget_casts()
         segment = self._window.between(start, min(start + self._length, self._window.steps))
-        if self._fused and (segment.resets is None or not segment.resets.any()):
-            passed = layer_pass(self._recurrent, segment.inputs, state)
+        lags = self._lags
+        whole = segment.resets is None or not segment.resets.any()
+        if self._fused and whole and (lags is None or lags.affine):
+            passed = layer_pass(self._recurrent, segment.inputs, state, lags)
             if passed is not None:
                 return passed
+        if lags is not None:
+            return ParameterPass(self._recurrent, segment, state, lags)
         return StepPass(self._recurrent, segment, state)

@@ -1,0 +1,100 @@
+"""From uses of parameters, or gradients given in full, to contributions, lag by lag."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .contributions import Contributions
+from .model import Nest, Recurrent, rows_of, steps_of
+from .sketch import Sketch
+from .uses import Recorder, Use, squared_norms, trained
+
+GROUPS = 8  # independent groups of rows per probe; with them one sketch per row need not be kept
+
+
+class ParameterLags:
+    """Contributions as they come in, the newest steps first.
+
+    Args:
+        recurrent: the model.
+        window: number of lags to come.
+        rows: samples.
+        size: of the sketches; 0 makes none.
+        affine: whether every use of a parameter is known to be an affine map, so that it can be
+            recorded; otherwise gradients are taken row by row.
+
+    Attributes:
+        parameters: those that require a gradient, by name.
+        scale: what the loss was multiplied by.
+    """
+
+    def __init__(
+        self, recurrent: Recurrent, window: int, rows: int, size: int, *, affine: bool
+    ) -> None:
+        self.parameters = trained(recurrent.module)
+        if not self.parameters:
+            raise ValueError("no parameter of the model requires a gradient")
+        self.rows, self.affine, self.scale = rows, affine, 1.0
+        self._sketch = _sketch_of(recurrent, self.parameters, size) if size else None
+        groups = min(GROUPS, rows)
+        self._cuts = np.linspace(0, rows, groups + 1).astype(int)
+        self._norms = np.zeros((window, rows))
+        self._sketches = np.zeros((window, groups, size), np.float32)
+        self._next = 0
+
+    def recorder(
+        self, recurrent: Recurrent, inputs: Nest, beside: nn.Module | None = None
+    ) -> Recorder:
+        """Return what notes the uses of parameters, but for those of the module `beside`."""
+        other = set() if beside is None else {id(p) for p in beside.parameters()}
+        return Recorder(
+            [p for p in self.parameters.values() if id(p) not in other],
+            steps=steps_of(inputs),
+            rows=rows_of(inputs),
+            batch_first=recurrent.batch_first,
+        )
+
+    def add_uses(self, uses: list[Use]) -> None:
+        """Take in consecutive steps, in the order of time."""
+        squares = squared_norms(uses)
+        first, self._next = self._next, self._next + len(squares)
+        norms = squares.sqrt().flip(0) / self.scale
+        self._norms[first : self._next] = norms.cpu().numpy()
+        if self._sketch is not None:
+            sketches = self._sketch.uses(uses).flip(0) / self.scale
+            for i, rows in enumerate(self._groups()):
+                summed = sketches[:, rows].sum(dim=1)
+                self._sketches[first : self._next, i] = summed.float().cpu().numpy()
+
+    def add_rows(self, gradients: Iterable[list[Tensor | None]]) -> None:
+        """Take in one step: the gradient of every parameter, row by row."""
+        groups = np.searchsorted(self._cuts, np.arange(self._cuts[-1]), side="right") - 1
+        for row, given in enumerate(gradients):
+            norms = [g.double().norm() for g in given if g is not None]
+            norm = torch.stack(norms).norm() if norms else torch.zeros(())
+            self._norms[self._next, row] = float(norm) / self.scale
+            if self._sketch is not None:
+                sketch = self._sketch.dense(given) / self.scale
+                self._sketches[self._next, groups[row]] += sketch.float().cpu().numpy()
+        self._next += 1
+
+    def result(self) -> Contributions:
+        """Return everything that came in."""
+        if not np.isfinite(self._norms).all():
+            raise ValueError("the gradient of a parameter is NaN or infinite")
+        return Contributions(self._norms, self._sketches, np.diff(self._cuts))
+
+    def _groups(self) -> list[slice]:
+        return [slice(a, b) for a, b in zip(self._cuts[:-1], self._cuts[1:], strict=True)]
+
+
+def _sketch_of(recurrent: Recurrent, parameters: dict[str, Tensor], size: int) -> Sketch:
+    """Return the model's map, drawn once."""
+    known = recurrent.sketch
+    if known is None or known.size != size or not known.is_of(parameters):
+        recurrent.sketch = known = Sketch(parameters, size)
+    return known

@@ -1,0 +1,97 @@
+"""A random linear map from gradients to a few hundred numbers that keeps inner products.
+
+For a matrix W of p by q it is u_i^T W v_i for i = 1..m, with random signs u_i and v_i: of an outer
+product that is (u_i . left)(v_i . right), so a gradient at one lag of one row costs two products
+with narrow matrices and nothing of the size of a parameter is formed. Inner products are kept in
+expectation; the error of a squared norm is a fraction sqrt(2 / m) of it, and at most sqrt(8 / m),
+for a single outer product. Where the vectors are noisy means the map adds little to the noise once
+m exceeds the number of directions that the noise has.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import zlib
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from .uses import Use
+
+
+class Sketch:
+    """The map for one model; the same for every gradient, so sketches can be added and compared.
+
+    Args:
+        parameters: by name, each `(p, ...)`; further dimensions are flattened.
+        size: m.
+    """
+
+    def __init__(self, parameters: dict[str, Tensor], size: int) -> None:
+        if size < 1:
+            raise ValueError(f"the size of a sketch must be at least 1, got {size}")
+        self.size = size
+        self._names = {id(p): name for name, p in parameters.items()}
+        self._parameters = list(parameters.values())
+        self._signs: dict[str, Tensor] = {}
+
+    def is_of(self, parameters: dict[str, Tensor]) -> bool:
+        """Whether this is the map for these very parameters."""
+        return [id(p) for p in self._parameters] == [id(p) for p in parameters.values()]
+
+    def uses(self, uses: Iterable[Use]) -> Tensor:
+        """Return `(steps, rows, m)`: the gradient at every step of every row."""
+        # Uses that share a left factor, such as the gates of an LSTM, are one wide matrix.
+        grouped: dict[tuple[int, int], list[Use]] = {}
+        for use in uses:
+            grouped.setdefault((id(use.left), len(use.parameter)), []).append(use)
+        total: Tensor | None = None
+        for same in grouped.values():
+            left = _product(same[0].left, self._left(same[0].parameter))
+            right = functools.reduce(torch.add, [self._right_of(use) for use in same])
+            part = left * right
+            total = part if total is None else total.add_(part)
+        assert total is not None
+        return total / math.sqrt(self.size)
+
+    def dense(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """Return `(m,)`: a gradient given in full, one tensor per parameter."""
+        total = self._parameters[0].new_zeros(self.size)
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            if gradient is not None:
+                matrix = (
+                    torch.atleast_1d(gradient).flatten(1)
+                    if gradient.dim() > 1
+                    else gradient.reshape(-1, 1)
+                )
+                left = self._left(parameter).t() @ matrix
+                total += (left * self._right(parameter).t()).sum(dim=1)
+        return total / math.sqrt(self.size)
+
+    def _right_of(self, use: Use) -> Tensor:
+        signs = self._right(use.parameter)
+        return signs[0] if use.right is None else _product(use.right, signs)
+
+    def _left(self, parameter: Tensor) -> Tensor:
+        """Signs `(p, m)`, shared by all parameters of that first dimension."""
+        p = parameter.shape[0] if parameter.dim() else 1
+        return self._draw(f"left {p}", p, parameter)
+
+    def _right(self, parameter: Tensor) -> Tensor:
+        """Signs `(q, m)`, independent for every parameter."""
+        q = math.prod(parameter.shape[1:])
+        return self._draw(f"right {self._names[id(parameter)]}", q, parameter)
+
+    def _draw(self, key: str, rows: int, like: Tensor) -> Tensor:
+        if key not in self._signs or self._signs[key].device != like.device:
+            generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
+            bits = torch.randint(2, (rows, self.size), generator=generator, dtype=torch.int8)
+            self._signs[key] = (2 * bits - 1).to(like)
+        return self._signs[key]
+
+
+def _product(factor: Tensor, signs: Tensor) -> Tensor:
+    """Return `factor @ signs`; integers stand for one-hot vectors."""
+    return factor @ signs if factor.is_floating_point() else signs[factor]

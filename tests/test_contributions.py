@@ -1,0 +1,145 @@
+"""c_k against a brute-force twin in which every lag has its own copy of the parameters."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+import adaptive_tbptt as at
+from adaptive_tbptt.model import as_recurrent
+from adaptive_tbptt.sketch import Sketch
+from adaptive_tbptt.tasks.language_task import LanguageModel
+from adaptive_tbptt.tasks.sequence_model import SymbolModel, symbol_loss
+from adaptive_tbptt.uses import trained
+
+WINDOW, ROWS, SIZE = 7, 3, 16
+
+
+class OfLinearMaps(nn.Module):
+    """A recurrence written by hand: all of its parameters enter affine maps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(3, 5), nn.Linear(5, 5, bias=False)
+        self.readout = nn.Linear(5, 2)
+
+    def forward(self, inputs: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        h = inputs.new_zeros(inputs.shape[1], 5) if state is None else state
+        out = []
+        for x in inputs:
+            h = torch.tanh(self.inner(x) + self.outer(h))
+            out.append(h)
+        return self.readout(torch.stack(out)), h
+
+
+class OfOtherMaps(nn.Module):
+    """A decay per unit, and a matrix that enters twice per step: nothing is an outer product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decay = nn.Parameter(torch.randn(5))
+        self.mix = nn.Parameter(torch.randn(5, 5) / 2)
+        self.scale = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, inputs: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        h = inputs.new_zeros(inputs.shape[1], 5) if state is None else state
+        out = []
+        for x in inputs:
+            wide = torch.nn.functional.pad(x, (0, 2))
+            h = torch.sigmoid(self.decay) * h + torch.tanh(wide @ self.mix + h @ self.mix)
+            out.append(h * self.scale)
+        return torch.stack(out), h
+
+
+def float_data(features: int, outputs: int):
+    return torch.randn(WINDOW, ROWS, features), torch.randn(WINDOW, ROWS, outputs)
+
+
+def symbol_data(symbols: int):
+    return torch.randint(symbols, (WINDOW, ROWS)), torch.randint(symbols, (WINDOW, ROWS))
+
+
+MSE = nn.functional.mse_loss
+CASES = {
+    "rnn": lambda: (nn.RNN(3, 5), MSE, *float_data(3, 5)),
+    "relu": lambda: (nn.RNN(3, 5, nonlinearity="relu", bias=False), MSE, *float_data(3, 5)),
+    "gru": lambda: (nn.GRU(3, 5, 2), MSE, *float_data(3, 5)),
+    "lstm": lambda: (nn.LSTM(3, 5), MSE, *float_data(3, 5)),
+    "lstm of two layers": lambda: (nn.LSTM(3, 5, 2), MSE, *float_data(3, 5)),
+    "projection": lambda: (nn.LSTM(3, 5, 2, proj_size=4), MSE, *float_data(3, 4)),
+    "cell": lambda: (nn.GRUCell(3, 5), MSE, *float_data(3, 5)),
+    "linear maps": lambda: (OfLinearMaps(), MSE, *float_data(3, 2)),
+    "other maps": lambda: (OfOtherMaps(), MSE, *float_data(3, 5)),
+    "linear encoder": lambda: (SymbolModel(4, 5), symbol_loss, *symbol_data(4)),
+    "embedding": lambda: (SymbolModel(4, 5, 1, "gru", "embedding"), symbol_loss, *symbol_data(4)),
+    "tied head": lambda: (LanguageModel(4, 5, dropout=0.0), symbol_loss, *symbol_data(4)),
+    "tied head, two layers": lambda: (
+        LanguageModel(4, 5, 2, "rnn", dropout=0.0),
+        symbol_loss,
+        *symbol_data(4),
+    ),
+}
+NOT_RECORDED = {"cell", "other maps"}
+
+
+@pytest.fixture(params=CASES, autouse=False)
+def case(request):
+    torch.manual_seed(3)
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield request.param, *CASES[request.param]()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def twin(model, loss_fn, inputs, targets):
+    """Return, for every lag and row, the gradient of every parameter's copy at that lag."""
+    recurrent = as_recurrent(model)
+    start = recurrent.initial_state(inputs)
+    names = list(trained(model))
+    found = []
+    for row in range(ROWS):
+        copies = [
+            {n: p.detach().clone().requires_grad_() for n, p in trained(model).items()}
+            for _ in range(WINDOW)
+        ]
+        state = start
+        for t, own in enumerate(copies):
+            x = inputs[t] if isinstance(model, nn.RNNCellBase) else inputs[t : t + 1]
+            result = functional_call(model, own, (x, state), tie_weights=True)
+            if isinstance(model, nn.RNNCellBase):
+                output, state = result[None], result
+            else:
+                output, state = result
+        # A mean over the rows, so that of one row alone is the same whatever the others are.
+        loss = loss_fn(output[:, row : row + 1], targets[-1:, row : row + 1])
+        flat = [own[n] for own in reversed(copies) for n in names]
+        grads = torch.autograd.grad(loss, flat, allow_unused=True, materialize_grads=True)
+        found.append([grads[i : i + len(names)] for i in range(0, len(grads), len(names))])
+    return found  # [row][lag][parameter]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_contributions_equal_those_of_the_twin(case, fused):
+    name, model, loss_fn, inputs, targets = case
+    found = at.probe(model, loss_fn, inputs, targets, sketch=SIZE, fused=fused).contributions
+    expected = twin(model, loss_fn, inputs, targets)
+    norms = np.array(
+        [[float(sum(g.square().sum() for g in lag)) ** 0.5 for lag in row] for row in expected]
+    ).T
+    np.testing.assert_allclose(found.norms, norms, rtol=1e-8, atol=1e-14)
+    sketch = Sketch(trained(model), SIZE)
+    for row, lags in enumerate(expected):  # three rows are three groups
+        dense = torch.stack([sketch.dense(lag) for lag in lags])
+        np.testing.assert_allclose(found.sketches[:, row], dense, rtol=1e-5, atol=1e-7)
+    assert found.sizes.tolist() == [1] * ROWS
+
+
+def test_which_models_are_recorded(case):
+    name, model, loss_fn, inputs, targets = case
+    recurrent = as_recurrent(model)
+    at.probe(recurrent, loss_fn, inputs, targets, parameters=True)
+    assert recurrent.affine == (name not in NOT_RECORDED)
