@@ -124,7 +124,7 @@ def twin(model, loss_fn, inputs, targets):
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_contributions_equal_those_of_the_twin(case, fused):
-    name, model, loss_fn, inputs, targets = case
+    _, model, loss_fn, inputs, targets = case
     found = at.probe(model, loss_fn, inputs, targets, sketch=SIZE, fused=fused).contributions
     expected = twin(model, loss_fn, inputs, targets)
     norms = np.array(

@@ -1,13 +1,16 @@
 """Truncated backpropagation through time that chooses its own truncation length."""
 
 from .bias import BiasCurve, bias_bound
+from .check_bias import BiasCheck, check_bias
 from .chunks import ChunkStream
 from .clip import Clip
+from .contributions import Contributions
 from .control import BiasTolerance, Control, Controller, FixedTruncation
 from .decay import DecayFit, fit_decay
 from .diagnose import Diagnosis, diagnose
 from .evaluate import evaluate
-from .gauge import Gauge, PaperGauge, ReleaseGauge
+from .gauge import Gauge, MeasuredGauge, PaperGauge, ParameterGauge, Probes, ReleaseGauge
+from .measured_bias import MeasuredCurve, measured_bias
 from .model import Recurrent, as_recurrent
 from .probe import probe
 from .profile import LagProfile
@@ -25,11 +28,13 @@ from .wrappers import Bucketed, Limited, RateLimited, Smoothed
 
 __all__ = [
     "AdaptiveTBPTT",
+    "BiasCheck",
     "BiasCurve",
     "BiasTolerance",
     "Bucketed",
     "ChunkStream",
     "Clip",
+    "Contributions",
     "Control",
     "Controller",
     "DecayFit",
@@ -41,8 +46,12 @@ __all__ = [
     "Gauge",
     "LagProfile",
     "Limited",
+    "MeasuredCurve",
+    "MeasuredGauge",
     "Outcome",
     "PaperGauge",
+    "ParameterGauge",
+    "Probes",
     "Ranks",
     "RateLimited",
     "Recurrent",
@@ -62,10 +71,12 @@ __all__ = [
     "as_recurrent",
     "bias_bound",
     "bootstrap",
+    "check_bias",
     "choose_truncation",
     "diagnose",
     "evaluate",
     "fit_decay",
+    "measured_bias",
     "present_ranks",
     "probe",
     "process_group",

@@ -25,11 +25,13 @@ class BiasCurve:
         log_absolute: `(window + 1,)`, log E(k), in units of M.
         log_relative: `(window + 1,)`, log Delta(k); +inf where there is no bound.
         fit: the decay that the tail rests on.
+        hidden: whether noise hides the gradient, so that more samples may help.
     """
 
     log_absolute: Array = field(repr=False)
     log_relative: Array = field(repr=False)
     fit: DecayFit
+    hidden: bool = field(default=False, kw_only=True)
 
     @property
     def window(self) -> int:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 Array = NDArray[np.float64]
 
@@ -48,6 +50,15 @@ class Contributions:
         """Return those of so many samples without a loss, as one group."""
         nothing = np.zeros((self.window, 1, self.sketches.shape[2]), np.float32)
         return Contributions(np.zeros((self.window, samples)), nothing, np.array([samples]))
+
+    def to_dict(self) -> dict[str, Tensor]:
+        """Return tensors, for a checkpoint."""
+        return {name: torch.from_numpy(value) for name, value in vars(self).items()}
+
+    @staticmethod
+    def from_dict(saved: dict[str, Tensor]) -> Contributions:
+        """Undo `to_dict`."""
+        return Contributions(**{name: value.cpu().numpy() for name, value in saved.items()})
 
     @staticmethod
     def concatenate(parts: Sequence[Contributions]) -> Contributions:

@@ -8,9 +8,10 @@ logged, saved, resumed and tested without a model. Wrappers that modify another 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from .contributions import Contributions
 from .gauge import Gauge, PaperGauge
 from .profile import LagProfile
 from .truncation import Outcome, TruncationDecision, check_tolerance, choose_truncation
@@ -25,12 +26,21 @@ class Control:
         decision: the estimate behind it, if there was one.
         memory: numbers a wrapper carries from one estimate to the next.
         inner: the same of the controller it wraps.
+        evidence: contributions of recent probes, the newest last.
+        probed: probes spent on an estimate that is under way; 0 when it is done.
     """
 
     k: int | None
     decision: TruncationDecision | None = None
     memory: tuple[float, ...] = ()
     inner: Control | None = None
+    evidence: tuple[Contributions, ...] = field(default=(), repr=False)
+    probed: int = 0
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether another probe is asked for before k is decided."""
+        return self.probed > 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers and strings, for a checkpoint."""
@@ -42,6 +52,8 @@ class Control:
             "decision": decision,
             "memory": list(self.memory),
             "inner": None if self.inner is None else self.inner.to_dict(),
+            "evidence": [c.to_dict() for c in self.evidence],
+            "probed": self.probed,
         }
 
     @staticmethod
@@ -51,7 +63,15 @@ class Control:
         if decision is not None:
             decision = TruncationDecision(**{**decision, "outcome": Outcome[decision["outcome"]]})
         inner = None if saved["inner"] is None else Control.from_dict(saved["inner"])
-        return Control(saved["k"], decision, tuple(saved["memory"]), inner)
+        evidence = tuple(Contributions.from_dict(c) for c in saved.get("evidence", ()))
+        return Control(
+            saved["k"], decision, tuple(saved["memory"]), inner, evidence, saved.get("probed", 0)
+        )
+
+
+def with_evidence(profile: LagProfile, evidence: tuple[Contributions, ...]) -> LagProfile:
+    """Return a profile that holds the contributions of several probes."""
+    return replace(profile, contributions=Contributions.concatenate(evidence))
 
 
 class Controller(ABC):
@@ -67,13 +87,18 @@ class Controller(ABC):
     def k_max(self) -> int:
         """The largest k it may choose; the past that must be kept at hand."""
 
+    @property
+    def sketch(self) -> int:
+        """Size of the sketches it wants, as in `probe`; 0 where the state alone will do."""
+        return 0
+
     @abstractmethod
     def init(self) -> Control:
         """Return what holds before the first estimate."""
 
     @abstractmethod
     def update(self, control: Control, profile: LagProfile) -> Control:
-        """Return what holds after an estimate."""
+        """Return what holds after a probe; it may ask for another one with `wants_more`."""
 
     @abstractmethod
     def assess(self, profile: LagProfile, k: int) -> TruncationDecision | None:
@@ -150,15 +175,32 @@ class BiasTolerance(Controller):
                 f"got {self.k_init}"
             )
 
+    @property
+    def sketch(self) -> int:
+        """What the gauge wants."""
+        return self.gauge.sketch
+
     def init(self) -> Control:
         """Start with k_init."""
         return Control(self.k_init)
 
     def update(self, control: Control, profile: LagProfile) -> Control:
-        """Fit, bound, choose."""
-        bias = self.gauge.bias(profile)
-        decision = choose_truncation(bias, delta=self.delta, k_min=self.k_min, k_max=self.k_max)
-        return Control(decision.k, decision)
+        """Fit, bound, choose; ask for more while noise hides the answer and the budget lasts."""
+        probes, probed, evidence = self.gauge.probes, control.probed + 1, control.evidence
+        if profile.contributions is not None:
+            evidence = (*evidence, profile.contributions)[-probes.remembered - probed :]
+            profile = with_evidence(profile, evidence)
+        decision = choose_truncation(
+            self.gauge.bias(profile),
+            delta=self.delta,
+            k_min=self.k_min,
+            k_max=self.k_max,
+            k_now=control.k,
+        )
+        unresolved = decision.outcome is Outcome.UNRESOLVED
+        if probed < (probes.budget if unresolved else probes.fresh):
+            return Control(control.k, decision, evidence=evidence, probed=probed)
+        return Control(decision.k, decision, evidence=evidence)
 
     def assess(self, profile: LagProfile, k: int) -> TruncationDecision:
         """Bound the bias at k."""

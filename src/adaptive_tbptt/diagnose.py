@@ -22,7 +22,7 @@ from .profile import LagProfile
 from .stability import Stability, classify
 from .stream import SequenceStream
 from .truncation import Outcome, TruncationDecision, check_tolerance, choose_truncation
-from .uncertainty import Interval, Uncertainty, bootstrap
+from .uncertainty import Interval, Uncertainty
 from .undisturbed import undisturbed
 
 if TYPE_CHECKING:
@@ -196,7 +196,15 @@ def diagnose(
             segment = draw_segment(stream, burn_in + window, weigh, generator)
             torch.manual_seed(seed + batch)  # dropout of its own for every batch
             profiles.append(
-                probe_segment(recurrent, loss_fn, segment, burn_in=burn_in, train=train)
+                probe_segment(
+                    recurrent,
+                    loss_fn,
+                    segment,
+                    burn_in=burn_in,
+                    train=train,
+                    parameters=gauge.sketch > 0,
+                    sketch=gauge.sketch,
+                )
             )
     profile = LagProfile.concatenate(profiles)
     if segment.resets is None:
@@ -204,15 +212,8 @@ def diagnose(
     bias = gauge.bias(profile)
     uncertainty = None
     if profile.samples > 1:
-        uncertainty = bootstrap(
-            profile.state_norms,
-            bias.fit,
-            deltas=deltas,
-            k_min=k_min,
-            k_max=k_max,
-            gradient_norms=gauge.gradient_norms(profile),
-            level=level,
-            seed=seed,
+        uncertainty = gauge.uncertainty(
+            profile, deltas, k_min=k_min, k_max=k_max, level=level, seed=seed
         )
     return Diagnosis(
         profile=profile,

@@ -1,17 +1,44 @@
-"""From a lag profile to a bias curve: the ways to stand in for ||E g_k|| that need no parameters.
+"""From a lag profile to a bias curve: the ways to tell the relative bias of truncating at K.
 
-A gauge is a small frozen value with one method, `bias(profile) -> BiasCurve`. Neither gauge here
-*guarantees* the relative bias: both put a stand-in where Theorem 1 has the norm of the gradient.
+A gauge is a small frozen value with one method, `bias(profile) -> BiasCurve`. `PaperGauge` and
+`ReleaseGauge` look at the state alone and *guarantee* nothing: both put a stand-in where Theorem 1
+has the norm of the gradient. `ParameterGauge` bounds and `MeasuredGauge` measures; they need what
+each lag contributes to the parameters' gradient.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
 
 from .bias import BiasCurve, bias_bound
+from .contributions import Contributions
 from .decay import DecayFit, Method, fit_decay
+from .measured_bias import MeasuredCurve, gradient_norm, measured_bias
 from .profile import Array, LagProfile
+from .truncation import open_range
+from .uncertainty import Interval, Uncertainty, bootstrap
+
+
+class Probes(NamedTuple):
+    """How many probes an estimate takes.
+
+    Attributes:
+        fresh: at least so many.
+        budget: at most so many, while the answer is not resolved.
+        remembered: of earlier estimates, so many still count: parameters move slowly.
+    """
+
+    fresh: int = 1
+    budget: int = 1
+    remembered: int = 0
+
+
+SEVERAL = Probes(fresh=4, budget=16, remembered=28)
 
 
 @dataclass(frozen=True)
@@ -26,17 +53,55 @@ class Gauge(ABC):
     tau: int | float = 0.9
     method: Method = "ols"
 
+    @property
+    def sketch(self) -> int:
+        """Size of the sketches it needs, as in `probe`; 0 where the state alone will do."""
+        return 0
+
+    @property
+    def probes(self) -> Probes:
+        """How many probes an estimate takes."""
+        return Probes()
+
+    def norms(self, profile: LagProfile) -> Array:
+        """`(lags, samples)`: the norms whose decay is fitted; phi_k unless a gauge says else."""
+        return profile.measured
+
     @abstractmethod
     def gradient_norms(self, profile: LagProfile) -> Array | None:
-        """What to put for ||E g_k||; None for sums of phi."""
+        """What `bias_bound` is to put for ||E g_k||; None for sums of phi."""
 
     def fit(self, profile: LagProfile) -> DecayFit:
-        """Fit the decay of the profile's mean."""
-        return fit_decay(profile.mean, self.tau, self.method, floor=profile.floor)
+        """Fit the decay of the mean norms."""
+        mean = self.norms(profile).mean(axis=1)
+        return fit_decay(mean, self.tau, self.method, floor=profile.floor)
 
     def bias(self, profile: LagProfile) -> BiasCurve:
-        """Bound the bias at every k of the profile's window."""
-        return bias_bound(profile.mean, self.fit(profile), self.gradient_norms(profile))
+        """Tell the bias at every k of the profile's window."""
+        mean = self.norms(profile).mean(axis=1)
+        return bias_bound(mean, self.fit(profile), self.gradient_norms(profile))
+
+    def uncertainty(
+        self,
+        profile: LagProfile,
+        deltas: Sequence[float],
+        *,
+        k_min: int,
+        k_max: int,
+        level: float = 0.95,
+        seed: int = 0,
+    ) -> Uncertainty:
+        """Say how much the estimates would change with other samples; see `bootstrap`."""
+        return bootstrap(
+            self.norms(profile),
+            self.fit(profile),
+            deltas=deltas,
+            k_min=k_min,
+            k_max=k_max,
+            gradient_norms=self.gradient_norms(profile),
+            level=level,
+            seed=seed,
+        )
 
 
 @dataclass(frozen=True)
@@ -59,3 +124,108 @@ class ReleaseGauge(Gauge):
     def gradient_norms(self, profile: LagProfile) -> Array:
         """||E_s sum_{j<=k} dL_s/dh_{s-j}||."""
         return profile.cumulative_norms
+
+
+@dataclass(frozen=True)
+class _ParameterSpace(Gauge):
+    """Shared by the gauges that see the parameters' gradient.
+
+    Attributes:
+        size: of the sketches; the error of a norm is about 1 / sqrt(size) of it.
+        level: coverage of the intervals.
+        probes: how many probes an estimate takes.
+        tau: half of the window by default: beyond it only what the window does not see is left to
+            the fit, and a short stretch of a noisy decay may rise.
+    """
+
+    tau: int | float = 0.5
+    size: int = 512
+    level: float = 0.9
+    probes: Probes = SEVERAL
+
+    def __post_init__(self) -> None:
+        if self.size < 16:  # arbitrary: the error would be a quarter
+            raise ValueError(f"size must be at least 16, got {self.size}")
+        fresh, budget, remembered = self.probes
+        if not 1 <= fresh <= budget or remembered < 0:
+            raise ValueError(f"expected 1 <= fresh <= budget and remembered >= 0 in {self.probes}")
+        if not 0.0 < self.level < 1.0:
+            raise ValueError(f"level must be in (0, 1), got {self.level}")
+
+    @property
+    def sketch(self) -> int:
+        """Size of the sketches."""
+        return self.size
+
+    def norms(self, profile: LagProfile) -> Array:
+        """||c_k||."""
+        return _contributions(profile).norms
+
+
+@dataclass(frozen=True)
+class ParameterGauge(_ParameterSpace):
+    """A true bound up to sampling: sums of E||c_k|| over the lower limit of ||E g_R|| - E(R).
+
+    The state's norm counts directions that never reach the parameters; this one does not, so its
+    beta stays below 1 where theirs does not, and no bound M on dh/dtheta is needed.
+    """
+
+    def gradient_norms(self, profile: LagProfile) -> Array:
+        """The lower limit of the whole window's; 0 where noise hides it, and then nothing holds."""
+        contributions = _contributions(profile)
+        norms = np.zeros(contributions.window)
+        _, norms[-1] = gradient_norm(contributions, self.level)
+        return norms
+
+    def bias(self, profile: LagProfile) -> BiasCurve:
+        """Bound the bias; say where there would be a bound but for the noise."""
+        curve = super().bias(profile)
+        if np.isfinite(curve.log_relative).any() or not curve.fit.decays:
+            return curve
+        norm, _ = gradient_norm(_contributions(profile), self.level)
+        return replace(curve, hidden=norm > curve.absolute[-1])
+
+
+@dataclass(frozen=True)
+class MeasuredGauge(_ParameterSpace):
+    """The relative bias itself, with an interval; K is chosen by its upper limit.
+
+    Attributes:
+        losses: None measures the gradient truncated at K, as Theorem 1 has it. A number measures
+            that of a training window with so many losses, as in `AdaptiveTBPTT(losses=...)`:
+            later losses of a window see further back, so a smaller K will do.
+    """
+
+    losses: int | float | None = None
+
+    def gradient_norms(self, profile: LagProfile) -> None:
+        """Nothing is bounded."""
+        return None
+
+    def bias(self, profile: LagProfile) -> MeasuredCurve:
+        """Measure the bias."""
+        return measured_bias(
+            _contributions(profile), self.fit(profile), losses=self.losses, level=self.level
+        )
+
+    def uncertainty(
+        self,
+        profile: LagProfile,
+        deltas: Sequence[float],
+        *,
+        k_min: int,
+        k_max: int,
+        level: float = 0.95,
+        seed: int = 0,
+    ) -> Uncertainty:
+        """The measured interval; only that of beta is resampled."""
+        curve = replace(self, level=level).bias(profile)
+        beta = bootstrap(self.norms(profile), curve.fit, level=level, seed=seed).beta
+        ks: dict[float, Interval] = {d: open_range(curve, d, k_min, k_max) for d in deltas}
+        return Uncertainty(beta, np.stack([curve.low, curve.high]), ks, level, curve.samples)
+
+
+def _contributions(profile: LagProfile) -> Contributions:
+    if profile.contributions is None:
+        raise ValueError("the profile holds no contributions: probe with parameters=True")
+    return profile.contributions

@@ -65,10 +65,13 @@ class ParameterLags:
         norms = squares.sqrt().flip(0) / self.scale
         self._norms[first : self._next] = norms.cpu().numpy()
         if self._sketch is not None:
-            sketches = self._sketch.uses(uses).flip(0) / self.scale
-            for i, rows in enumerate(self._groups()):
-                summed = sketches[:, rows].sum(dim=1)
-                self._sketches[first : self._next, i] = summed.float().cpu().numpy()
+            stop = self._next
+            for part in self._sketch.uses(uses):  # in the order of time, so lags go down
+                start = stop - len(part)
+                for i, rows in enumerate(self._groups()):
+                    summed = part[:, rows].sum(dim=1).flip(0) / self.scale
+                    self._sketches[start:stop, i] = summed.float().cpu().numpy()
+                stop = start
 
     def add_rows(self, gradients: Iterable[list[Tensor | None]]) -> None:
         """Take in one step: the gradient of every parameter, row by row."""

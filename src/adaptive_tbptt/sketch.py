@@ -13,12 +13,14 @@ from __future__ import annotations
 import functools
 import math
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from .uses import Use
+
+CHUNK = 2**19  # numbers that are sketched at once: what a cache holds
 
 
 class Sketch:
@@ -41,8 +43,24 @@ class Sketch:
         """Whether this is the map for these very parameters."""
         return [id(p) for p in self._parameters] == [id(p) for p in parameters.values()]
 
-    def uses(self, uses: Iterable[Use]) -> Tensor:
-        """Return `(steps, rows, m)`: the gradient at every step of every row."""
+    def uses(self, uses: Sequence[Use]) -> Iterator[Tensor]:
+        """Yield `(steps, rows, m)` for a few steps at a time: the gradient of every row there."""
+        steps, rows = uses[0].left.shape[:2]
+        few = max(1, CHUNK // (rows * self.size))
+        for start in range(0, steps, few):
+            cut: dict[int, Tensor] = {}  # one slice for all uses of a tensor
+
+            def part(x: Tensor, start: int = start, cut: dict[int, Tensor] = cut) -> Tensor:
+                return cut.setdefault(id(x), x[start : start + few])
+
+            yield self._of_steps(
+                [
+                    Use(u.parameter, part(u.left), u.right if u.right is None else part(u.right))
+                    for u in uses
+                ]
+            )
+
+    def _of_steps(self, uses: Sequence[Use]) -> Tensor:
         # Uses that share a left factor, such as the gates of an LSTM, are one wide matrix.
         grouped: dict[tuple[int, int], list[Use]] = {}
         for use in uses:
@@ -51,8 +69,7 @@ class Sketch:
         for same in grouped.values():
             left = _product(same[0].left, self._left(same[0].parameter))
             right = functools.reduce(torch.add, [self._right_of(use) for use in same])
-            part = left * right
-            total = part if total is None else total.add_(part)
+            total = left * right if total is None else total.addcmul_(left, right)
         assert total is not None
         return total / math.sqrt(self.size)
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .bias import Array, BiasCurve
+from .measured_bias import MeasuredCurve
 
 
 class Outcome(Enum):
@@ -21,6 +22,7 @@ class Outcome(Enum):
     BEYOND_MAXIMUM = "met only beyond k_max"
     NO_DECAY = "the gradient does not decay"
     NO_BOUND = "the relative bias has no bound"
+    UNRESOLVED = "hidden by noise, more samples are needed"
 
     @property
     def met(self) -> bool:
@@ -65,7 +67,12 @@ def check_tolerance(delta: float, k_min: int, k_max: int) -> None:
 
 
 def choose_truncation(
-    bias: BiasCurve, *, delta: float, k_min: int = 1, k_max: int = 100
+    bias: BiasCurve,
+    *,
+    delta: float,
+    k_min: int = 1,
+    k_max: int = 100,
+    k_now: int | None = None,
 ) -> TruncationDecision:
     """Return the smallest k in [k_min, k_max] with Delta(k) < delta, or say why there is none.
 
@@ -74,6 +81,8 @@ def choose_truncation(
         delta: tolerated relative bias of the gradient, in (0, 1).
         k_min: smallest k to return.
         k_max: largest k to return; used whenever delta cannot be met.
+        k_now: the k in use. Where the bias was measured and noise leaves several k open, it is
+            left only as far as the evidence demands; None takes the largest of them.
 
     Choosing delta: bias worsens the bound of Theorem 2 on ||g||^2 by 1 / (1 - delta), that is by
     11 % at 0.1, twice at 0.5 and ten times at 0.9; a larger delta gives a smaller k and so more
@@ -86,7 +95,7 @@ def choose_truncation(
     (3, 'k=3 meets delta=0.1 with a bound of 0.0714')
     """
     check_tolerance(delta, k_min, k_max)
-    k, outcome = _choose(bias, delta, k_min, k_max)
+    k, outcome = _choose(bias, delta, k_min, k_max, k_now)
     bound = bias.relative_at(k)
     return TruncationDecision(
         k=k,
@@ -122,9 +131,17 @@ def smallest_k(
     return np.minimum(np.maximum(first, k_min), k_max + 1)
 
 
-def _choose(bias: BiasCurve, delta: float, k_min: int, k_max: int) -> tuple[int, Outcome]:
+def _choose(
+    bias: BiasCurve, delta: float, k_min: int, k_max: int, k_now: int | None
+) -> tuple[int, Outcome]:
     if not bias.fit.decays:
         return k_max, Outcome.NO_DECAY
+    if not isinstance(bias, MeasuredCurve):
+        if bias.hidden:
+            return k_max, Outcome.UNRESOLVED
+    elif not is_resolved(*open_range(bias, delta, k_min, k_max)):
+        low, high = open_range(bias, delta, k_min, k_max)
+        return min(max(low, high if k_now is None else k_now), high), Outcome.UNRESOLVED
     if not np.isfinite(bias.relative).any():
         return k_max, Outcome.NO_BOUND
     k = _first_met(bias, delta, k_min, k_max)
@@ -134,6 +151,21 @@ def _choose(bias: BiasCurve, delta: float, k_min: int, k_max: int) -> tuple[int,
         return k, Outcome.MET_AT_MINIMUM
     # Past tau the bound is the fit's word alone: a longer window would have seen for itself.
     return k, Outcome.WINDOW_TOO_SHORT if k > bias.fit.tau else Outcome.MET
+
+
+def open_range(bias: MeasuredCurve, delta: float, k_min: int, k_max: int) -> tuple[int, int]:
+    """Return the smallest k that may meet delta, and the smallest that surely does."""
+    if bias.hidden:
+        return k_min, k_max
+    may = np.maximum.accumulate(bias.low[::-1])[::-1] < delta
+    low = int(may.argmax()) if may.any() else k_max
+    high = _first_met(bias, delta, k_min, k_max)
+    return min(max(low, k_min), k_max), min(high, k_max)
+
+
+def is_resolved(low: int, high: int) -> bool:
+    """Whether the k that surely suffices is within 20 % of the smallest that may."""
+    return high <= max(1.2 * low, low + 1)
 
 
 def _first_met(bias: BiasCurve, delta: float, k_min: int, k_max: int) -> int:
@@ -153,6 +185,22 @@ def _sentence(
         return (
             f"k={k} meets delta={delta:g}, but past tau={fit.tau}, where the bound rests on the "
             f"fitted decay alone; measure a window longer than {bias.window}"
+        )
+    if outcome is Outcome.UNRESOLVED:
+        if not isinstance(bias, MeasuredCurve):
+            return (
+                f"noise hides the gradient, so there is no bound: more samples are needed; "
+                f"using {k_max}"
+            )
+        if bias.hidden:
+            return (
+                f"noise hides the gradient: without one, {bias.samples} samples would look like "
+                f"this {bias.chance:.0%} of the time; using k={k}"
+            )
+        low, high = open_range(bias, delta, 1, k_max)
+        return (
+            f"{bias.samples} samples leave open which k between {low} and {high} meets "
+            f"delta={delta:g}; using {k}"
         )
     if outcome is Outcome.NO_DECAY:
         return (

@@ -189,12 +189,15 @@ class AdaptiveTBPTT:
         return Windows(self, stream)
 
     def estimate(self, stream: Stream) -> LagProfile:
-        """Probe a random segment of the stream and let the controller choose K."""
+        """Probe random segments of the stream until the controller has chosen K."""
         steps = self.burn_in + self.controller.window
-        self.profile = self._probe(self.ranks.deal(stream), steps)
-        before = self.control.decision
-        self.control = self.ranks.share(self.controller.update(self.control, self.profile))
-        self.probed_steps += steps
+        before, wants_more = self.control.decision, True
+        while wants_more:
+            self.profile = self._probe(self.ranks.deal(stream), steps)
+            self.control = self.ranks.share(self.controller.update(self.control, self.profile))
+            self.probed_steps += steps
+            wants_more = self.control.wants_more
+        assert self.profile is not None
         self._since_estimate = 0
         decision = self.control.decision
         if decision is not None and self.control.k is not None:
@@ -223,7 +226,15 @@ class AdaptiveTBPTT:
         weight = self.weigh(slice_steps(segment.targets, -1, None))
         profile = None
         if weight > 0:
-            profile = probe_segment(self.recurrent, self.loss_fn, segment, burn_in=self.burn_in)
+            sketch = self.controller.sketch
+            profile = probe_segment(
+                self.recurrent,
+                self.loss_fn,
+                segment,
+                burn_in=self.burn_in,
+                parameters=sketch > 0,
+                sketch=sketch,
+            )
         whole, alive = self.ranks.join_profiles(profile, alive_rows(segment), weight)
         check_reached(whole, alive)
         return whole

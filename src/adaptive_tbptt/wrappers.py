@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .control import Control, Controller
+from .control import Control, Controller, with_evidence
 from .profile import LagProfile
 from .truncation import TruncationDecision
 
@@ -24,6 +23,11 @@ class _Wrapper(Controller):
     def window(self) -> int:
         """What the wrapped controller wants measured."""
         return self.controller.window
+
+    @property
+    def sketch(self) -> int:
+        """What the wrapped controller wants."""
+        return self.controller.sketch
 
     @property
     def k_max(self) -> int:
@@ -44,9 +48,13 @@ class _Wrapper(Controller):
         """Let the wrapped controller choose, then change its choice."""
         assert control.inner is not None
         inner = self.controller.update(control.inner, profile)
+        if inner.wants_more:
+            return replace(control, inner=inner, probed=inner.probed)
         assert inner.k is not None
         k = self.change(inner.k, control.k)
         # What is reported is the bound at the k in use, not at the one that was changed.
+        if inner.evidence:
+            profile = with_evidence(profile, inner.evidence)
         decision = inner.decision if k == inner.k else self.controller.assess(profile, k)
         return Control(k, decision, inner=inner)
 
@@ -140,6 +148,11 @@ class Smoothed(Controller):
         return self.controller.window
 
     @property
+    def sketch(self) -> int:
+        """What the wrapped controller wants."""
+        return self.controller.sketch
+
+    @property
     def k_max(self) -> int:
         """That of the wrapped controller."""
         return self.controller.k_max
@@ -164,8 +177,10 @@ class Smoothed(Controller):
             logs = np.where(both, mixed, logs)
         with np.errstate(under="ignore"):
             factors = np.where(seen, np.exp(logs) / np.where(seen, mean, 1.0), 1.0)
-        smooth = dataclasses.replace(profile, state_norms=profile.state_norms * factors[:, None])
+        smooth = replace(profile, state_norms=profile.state_norms * factors[:, None])
         inner = self.controller.update(control.inner, smooth)
+        if inner.wants_more:
+            return replace(control, inner=inner, probed=inner.probed)
         return Control(inner.k, inner.decision, tuple(logs.tolist()), inner)
 
     def assess(self, profile: LagProfile, k: int) -> TruncationDecision | None:

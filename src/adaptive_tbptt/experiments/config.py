@@ -15,7 +15,7 @@ from torch import nn
 
 from ..clip import Clip
 from ..control import BiasTolerance, Controller, FixedTruncation
-from ..gauge import Gauge, PaperGauge, ReleaseGauge
+from ..gauge import Gauge, MeasuredGauge, PaperGauge, ParameterGauge, ReleaseGauge
 from ..model import LossFn
 from ..step_scale import Rule
 from ..stream import SequenceStream
@@ -23,7 +23,12 @@ from ..stream import SequenceStream
 if TYPE_CHECKING:
     from ..trainer import Trainer
 
-GAUGES: dict[str, type[Gauge]] = {"paper": PaperGauge, "release": ReleaseGauge}
+GAUGES: dict[str, type[Gauge]] = {
+    "paper": PaperGauge,
+    "release": ReleaseGauge,
+    "parameter": ParameterGauge,
+    "measured": MeasuredGauge,
+}
 
 
 def option(default: Any, text: str) -> Any:
@@ -56,8 +61,8 @@ class TrainConfig(ABC):
     k_init: int = option(15, "K until the first estimate (K_0)")
     k_min: int = option(2, "smallest K to choose")
     k_max: int = option(100, "largest K to choose")
-    gauge: str = option("release", "estimate of the relative bias: release or paper")
-    tau: float = option(0.9, "fraction of the window from which the decay is fitted")
+    gauge: str = option("release", "release, paper, parameter (a bound) or measured bias")
+    tau: float = option(0.9, "from which fraction of the window release and paper fit the decay")
     estimates_per_epoch: float = option(1.0, "estimates of K per epoch (alpha)")
     burn_in: int = option(20, "steps that warm up the state before a probe")
     batch: int = option(64, "rows (S)")
@@ -130,7 +135,8 @@ class TrainConfig(ABC):
 
     def make_gauge(self) -> Gauge:
         """Return the gauge with its settings."""
-        return GAUGES[self.gauge](tau=self.tau)
+        kind = GAUGES[self.gauge]
+        return kind(tau=self.tau) if kind in (PaperGauge, ReleaseGauge) else kind()
 
     def make_clip(self) -> Clip | None:
         """Return the clipping of the release, or none."""

@@ -1,0 +1,258 @@
+"""Does each gauge keep delta? Asked against true relative bias along a whole copy run.
+
+Trains the paper's copy model once at a fixed K and keeps the parameters of some epochs. At each of
+them the true curve is measured by plain autograd on many losses (`check_bias`), and every gauge
+chooses K as it would in training, several times. Goes on where it stopped.
+
+    python benchmarks/promise.py --data FILE.npz --out results/promise
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+import adaptive_tbptt as at
+from adaptive_tbptt.experiments.run import make_optimizer
+from adaptive_tbptt.figures import GREEN, ORANGE, SKY, VERMILION
+from adaptive_tbptt.probe import probe_segment
+from adaptive_tbptt.tasks.copy_task import PRESETS, CopyConfig
+
+EPOCHS = [0, 1, 2, 3, 5, 7, *range(10, 211, 10)]
+DELTAS = (0.5, 0.1)
+TRUE_KS = [*range(1, 41), 45, 50, 60, 80]
+# A snapshot has no earlier estimates to remember, so all evidence is fresh.
+PROBES = at.Probes(fresh=4, budget=32, remembered=0)
+GAUGES: dict[str, at.Gauge] = {
+    "printed": at.PaperGauge(tau=0.8),
+    "release": at.ReleaseGauge(tau=0.8),
+    "parameter bound": at.ParameterGauge(probes=PROBES),
+    "measured": at.MeasuredGauge(probes=PROBES),
+}
+
+
+def train(config: CopyConfig, folder: Path) -> None:
+    """Train once and keep the parameters of the epochs that are looked at."""
+    if (folder / f"{EPOCHS[-1]}.pt").exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    streams, model = config.streams(), config.model()
+    torch.save(model.state_dict(), folder / "0.pt")
+
+    def keep(trainer: at.Trainer, metrics: dict[str, Any]) -> None:
+        if metrics["epoch"] in EPOCHS:
+            torch.save(trainer.model.state_dict(), folder / f"{metrics['epoch']}.pt")
+
+    at.Trainer(
+        model,
+        config.loss_fn,
+        make_optimizer(config, model),
+        config.controller(),
+        run_dir=folder / "run",
+        clip=config.make_clip(),
+        callbacks=[keep],
+        tensorboard=False,
+        seed=config.seed,
+    ).fit(streams["train"], streams["valid"], epochs=EPOCHS[-1], resume=True)
+
+
+def truth(model: Any, config: CopyConfig, stream: at.SequenceStream) -> list[dict[str, float]]:
+    """Measure the relative bias at every K of the grid."""
+    found = at.check_bias(
+        model,
+        config.loss_fn,
+        stream,
+        TRUE_KS,
+        window=config.window,
+        segments=64,
+        burn_in=config.burn_in,
+        seed=1,
+    )
+    return [
+        {"k": c.k, "relative": c.relative, "low": c.low, "high": c.high, "samples": c.samples}
+        for c in found
+    ]
+
+
+def choices(
+    recurrent: at.Recurrent, config: CopyConfig, stream: at.SequenceStream, repeats: int
+) -> list[dict[str, Any]]:
+    """Let every gauge choose K, `repeats` times, each on probes of its own."""
+    found = []
+    generator = torch.Generator().manual_seed(2)
+    sketch = max(gauge.sketch for gauge in GAUGES.values())
+    for repeat in range(repeats):
+        profiles: list[at.LagProfile] = []
+        for name, gauge in GAUGES.items():
+            for delta in DELTAS:
+                rule = at.BiasTolerance(
+                    delta, k_min=1, k_max=config.k_max, window=config.window, gauge=gauge
+                )
+                control, used = rule.init(), 0
+                while used == 0 or control.wants_more:
+                    if used == len(profiles):
+                        segment = stream.random_segment(config.burn_in + config.window, generator)
+                        profiles.append(
+                            probe_segment(
+                                recurrent,
+                                config.loss_fn,
+                                segment,
+                                burn_in=config.burn_in,
+                                parameters=True,
+                                sketch=sketch,
+                            )
+                        )
+                    control = rule.update(control, profiles[used])
+                    used += 1
+                assert control.decision is not None
+                found.append(
+                    {
+                        "repeat": repeat,
+                        "gauge": name,
+                        "delta": delta,
+                        "k": control.k,
+                        "outcome": control.decision.outcome.name,
+                        "said": control.decision.relative_bias,
+                        "beta": control.decision.beta,
+                        "probes": used,
+                    }
+                )
+    return found
+
+
+def judge(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Join what was chosen with what is true there."""
+    rows = []
+    for point in points:
+        curve = {t["k"]: t for t in point["truth"]}
+        visible = math.isfinite(curve[1]["high"])
+        for choice in point["choices"]:
+            at_k = curve[min(curve, key=lambda k: abs(k - choice["k"]))]
+            enough = [
+                k
+                for k in curve
+                if all(curve[j]["relative"] <= choice["delta"] for j in curve if j >= k)
+            ]
+            rows.append(
+                {
+                    "epoch": point["epoch"],
+                    **choice,
+                    "true": at_k["relative"] if visible else None,
+                    "true_low": at_k["low"] if visible else None,
+                    "true_high": at_k["high"] if visible else None,
+                    "k_needed": min(enough) if visible and enough else None,
+                    "kept": at_k["low"] <= choice["delta"] if visible else None,
+                }
+            )
+    return rows
+
+
+def is_resolved(row: dict[str, Any]) -> bool:
+    """Whether the gauge gave an answer."""
+    return row["outcome"] not in ("UNRESOLVED", "NO_BOUND", "NO_DECAY")
+
+
+def summary(rows: list[dict[str, Any]]) -> str:
+    """Return the table: per gauge and delta, how often kept, and how much too large K is."""
+    lines = [
+        "| gauge | delta | checks | resolved | kept | K / K needed, median (10 %, 90 %) "
+        "| K within 20 % or 1 |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in GAUGES:
+        for delta in DELTAS:
+            mine = [r for r in rows if r["gauge"] == name and r["delta"] == delta]
+            judged = [r for r in mine if r["kept"] is not None]
+            resolved = [r for r in judged if is_resolved(r)]
+            if not resolved:
+                lines.append(f"| {name} | {delta:g} | {len(judged)} | 0 | | | |")
+                continue
+            kept = np.mean([r["kept"] for r in resolved])
+            sized = [r for r in resolved if r["k_needed"]]
+            ratio = np.array([r["k"] / r["k_needed"] for r in sized])
+            near = np.mean(
+                [abs(r["k"] - r["k_needed"]) <= max(0.2 * r["k_needed"], 1) for r in sized]
+            )
+            low, middle, high = np.quantile(ratio, [0.1, 0.5, 0.9])
+            lines.append(
+                f"| {name} | {delta:g} | {len(judged)} | {len(resolved)} | {kept:.0%} | "
+                f"{middle:.2f} ({low:.2f}, {high:.2f}) | {near:.0%} |"
+            )
+    return "\n".join(lines)
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draw K against epoch and the true bias against epoch, one column per delta."""
+    figure = Figure(figsize=(11.0, 7.0), layout="constrained")
+    axes: Any = figure.subplots(2, len(DELTAS), sharex=True)
+    styles = dict(
+        zip(GAUGES, zip("^vsD", (SKY, ORANGE, GREEN, VERMILION), strict=True), strict=True)
+    )
+    for (upper, lower), delta in zip(axes.T, DELTAS, strict=True):
+        here = [r for r in rows if r["delta"] == delta and is_resolved(r)]
+        for i, (name, (marker, colour)) in enumerate(styles.items()):
+            mine = [r for r in here if r["gauge"] == name]
+            x = np.array([r["epoch"] for r in mine], float) + (i - 1.5) * 1.2
+            style = {"marker": marker, "s": 16, "alpha": 0.7, "color": colour}
+            upper.scatter(x, [r["k"] for r in mine], label=name, **style)
+            seen = [(e, r["true"]) for e, r in zip(x, mine, strict=True) if r["true"] is not None]
+            # A bias too small to be told from zero is drawn at the lower edge.
+            lower.scatter([e for e, _ in seen], [max(b, 1e-3) for _, b in seen], **style)
+        needed = sorted({(r["epoch"], r["k_needed"]) for r in here if r["k_needed"]})
+        upper.step(*zip(*needed, strict=True), where="mid", color="black", label="truly needed")
+        lower.axhline(delta, color="black", ls="--", label=f"asked: {delta:g}")
+        upper.set(title=f"delta = {delta:g}", ylabel="K (steps)", yscale="log")
+        lower.set(xlabel="epoch", ylabel="true relative bias at that K", yscale="log")
+        upper.legend(fontsize="small")
+        lower.legend(fontsize="small")
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", required=True, help="the released copy arrays, fixed m")
+    parser.add_argument("--k", type=int, default=15, help="K of the run that is looked at")
+    parser.add_argument("--work", type=Path, default=Path("runs/promise"), help="parameters")
+    parser.add_argument("--out", type=Path, default=Path("results/promise"))
+    parser.add_argument("--repeats", type=int, default=5)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    config = PRESETS["paper"].changed(k=given.k, data=given.data)
+    train(config, given.work)
+    stream, model = config.streams()["train"], config.model()
+    recurrent = at.as_recurrent(model)
+    cells = given.out / "cells"
+    cells.mkdir(parents=True, exist_ok=True)
+    for epoch in EPOCHS:
+        path = cells / f"epoch-{epoch}.json"
+        if path.exists():
+            continue
+        model.load_state_dict(torch.load(given.work / f"{epoch}.pt"))
+        point = {
+            "epoch": epoch,
+            "truth": truth(model, config, stream),
+            "choices": choices(recurrent, config, stream, given.repeats),
+        }
+        path.write_text(json.dumps(point, indent=1))
+        print(f"epoch {epoch}: measured", flush=True)
+    points = [json.loads((cells / f"epoch-{e}.json").read_text()) for e in EPOCHS]
+    rows = judge(points)
+    with (given.out / "checks.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    (given.out / "table.md").write_text(summary(rows) + "\n")
+    draw(rows, given.out / "asked_against_true.png")
+    print(summary(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""The measured bias: against vectors whose means are known, and a model whose bias is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import adaptive_tbptt as at
+from adaptive_tbptt.contributions import Contributions
+from adaptive_tbptt.measured_bias import cut_weights, gradient_norm, measured_bias
+from adaptive_tbptt.squared_means import chance, quantile, squared_means
+
+RNG = np.random.default_rng(0)
+
+
+def made_up(mean, noise, groups, size=4, rng=RNG):
+    """Contributions `(lags, groups, m)` with known means: c_k = mean[k] + noise[k] * normal."""
+    lags, m = mean.shape
+    samples = mean[:, None, None] + noise[:, None, None, None] * rng.standard_normal(
+        (lags, groups, size, m)
+    )
+    return Contributions(
+        np.linalg.norm(samples, axis=-1).reshape(lags, -1),
+        samples.sum(axis=2).astype(np.float32),
+        np.full(groups, size),
+    )
+
+
+def test_squared_mean_of_two_groups_by_hand():
+    found = squared_means(np.array([[1.0, 2.0], [3.0, -1.0]]), np.array([1, 1]), blocks=1)
+    assert found.value / found.pairs == pytest.approx(1 * 3 - 2 * 1)  # the one product of the two
+
+
+def test_squared_means_are_unbiased_whatever_the_sizes_of_the_groups():
+    mean, sizes, rng = np.array([0.3, -0.1, 0.0, 0.2]), np.array([1, 5, 2, 7]), RNG
+    values = []
+    for _ in range(4000):
+        sums = np.stack([(mean + rng.standard_normal((n, 4))).sum(axis=0) for n in sizes])
+        found = squared_means(sums, sizes)
+        values.append(found.value / found.pairs)
+    error = np.std(values) / np.sqrt(len(values))
+    assert abs(np.mean(values) - mean @ mean) < 4 * error
+    assert np.mean(values) < 0.5 * (mean @ mean + 4 / sizes.sum())  # what a plain norm would give
+
+
+def test_leaving_a_group_out_is_what_the_others_give():
+    v, sizes = RNG.standard_normal((3, 5, 32)), np.array([2, 3, 1, 4, 2])
+    found = squared_means(v, sizes)
+    for g in range(5):
+        rest = [i for i in range(5) if i != g]
+        alone = squared_means(v[:, rest], sizes[rest])
+        np.testing.assert_allclose(
+            found.without_group[:, g] / found.pairs, alone.value / alone.pairs, rtol=1e-9
+        )
+
+
+@pytest.mark.parametrize(("level", "nu", "expected"), [(0.95, 7, 1.8946), (0.975, 15, 2.1314)])
+def test_quantile_is_students(level, nu, expected):
+    assert quantile(level, nu + 1) == pytest.approx(expected, rel=2e-3)
+
+
+def test_chance_is_uniform_without_a_mean_and_small_with_one():
+    rng = np.random.default_rng(1)
+    none = [chance(rng.standard_cauchy((10, 3)), flips=200, seed=i) for i in range(300)]
+    assert 0.02 < np.mean(np.array(none) <= 0.1) < 0.2
+    assert chance(1.0 + 0.1 * rng.standard_normal((10, 3))) < 0.01
+
+
+def test_known_bias_is_measured_and_covered():
+    lags, m = 30, 256
+    rng = np.random.default_rng(2)
+    mean = 0.8 ** np.arange(lags)[:, None] * rng.standard_normal((lags, m)) / np.sqrt(m)
+    tails = np.array([np.linalg.norm(mean[k + 1 :].sum(axis=0)) for k in range(lags)])
+    true = tails / np.linalg.norm(mean.sum(axis=0))
+    covered, values = [], []
+    for _ in range(40):
+        c = made_up(mean, 0.3 * 0.8 ** np.arange(lags), groups=32, rng=rng)
+        curve = measured_bias(c, at.fit_decay(c.mean, tau=0.5), level=0.9)
+        beyond = curve.estimate[-1]
+        values.append(curve.estimate[:10] - beyond)
+        covered.append((curve.low[:10] <= true[:10] + 1e-6) & (true[:10] <= curve.high[:10]))
+    np.testing.assert_allclose(np.mean(values, axis=0), true[:10], rtol=0.05)
+    assert np.mean(covered) > 0.85
+    few = made_up(mean, 0.3 * 0.8 ** np.arange(lags), groups=8, rng=rng)
+    biased = np.linalg.norm(few.sketches[11:].sum(axis=0).mean(axis=0)) / 4
+    assert biased > 1.2 * tails[10]  # without the correction noise looks like bias
+
+
+def test_noise_alone_hides_the_gradient():
+    c = made_up(np.zeros((10, 64)), 0.7 ** np.arange(10), groups=16)
+    curve = measured_bias(c, at.fit_decay(c.mean, tau=0.5))
+    assert curve.hidden
+    assert np.isinf(curve.high).all()
+    choice = at.choose_truncation(curve, delta=0.1, k_max=9, k_now=4)
+    assert (choice.k, choice.outcome) == (4, at.Outcome.UNRESOLVED)
+    assert "noise hides the gradient" in choice.message
+    assert at.choose_truncation(curve, delta=0.1, k_max=9).k == 9
+    assert gradient_norm(c, 0.9)[1] == 0.0
+
+
+def test_k_in_use_is_left_only_as_far_as_the_evidence_demands():
+    mean = 0.8 ** np.arange(40)[:, None] * np.ones((40, 64)) / 8
+    c = made_up(mean, 1.0 * 0.8 ** np.arange(40), groups=16)
+    curve = measured_bias(c, at.fit_decay(c.mean, tau=0.5))
+    assert not curve.hidden
+    open_ks = [at.choose_truncation(curve, delta=0.2, k_max=39, k_now=k).k for k in (1, 8, 39)]
+    assert at.choose_truncation(curve, delta=0.2, k_max=39).outcome is at.Outcome.UNRESOLVED
+    assert open_ks[0] > 1
+    assert open_ks[0] <= open_ks[1] <= open_ks[2] < 39
+
+
+def test_curve_that_rises_again_is_met_only_after_its_last_rise():
+    mean = np.zeros((20, 64))
+    mean[0, 0], mean[3, 1], mean[9, 1] = 1.0, 1.0, -1.0  # what lag 9 takes away lag 3 had given
+    c = made_up(mean, np.full(20, 1e-4) * 0.5 ** np.arange(20), groups=16)
+    curve = measured_bias(c, at.fit_decay(c.mean, tau=0.8))
+    assert curve.estimate[2] < 0.1 < curve.estimate[5]
+    assert at.choose_truncation(curve, delta=0.5, k_max=19).k == 9
+
+
+@pytest.mark.parametrize("losses", [None, 1, 4, 1.0])
+def test_cut_weights_are_what_a_training_window_misses(losses):
+    window, k = 12, 5
+    k2 = k if isinstance(losses, float) else losses or 1
+    missing = np.zeros(window)
+    for j in range(k2):  # the loss j steps after the first of a window sees lags 0..k + j
+        missing[k + j + 1 :] += 1 / k2
+    np.testing.assert_allclose(cut_weights(window, losses)[k], missing)
+
+
+class Sum(nn.Module):
+    """h_t = a h_{t-1} + w x_t: every gradient can be written down."""
+
+    def __init__(self, a: float) -> None:
+        super().__init__()
+        self.a, self.w = a, nn.Linear(1, 1, bias=False)
+
+    def forward(self, inputs, state=None):
+        h = inputs.new_zeros(inputs.shape[1], 1) if state is None else state
+        out = []
+        for x in inputs:
+            h = self.a * h + self.w(x)
+            out.append(h)
+        return torch.stack(out), h
+
+
+def test_bias_of_a_linear_recurrence_has_a_closed_form():
+    """x = 1 always, loss = mean of h: c_k = a^k, so the relative bias at K is a^(K+1)."""
+    a, model = 0.8, Sum(0.8)
+    inputs = torch.ones(400, 16, 1)
+
+    def loss_fn(outputs, targets):
+        return (outputs - 0.0 * targets).mean()
+
+    stream = at.SequenceStream(inputs, torch.zeros(400, 16, 1))
+    profile = at.probe(model, loss_fn, inputs[:60], torch.zeros(60, 16, 1), sketch=64)
+    found = at.MeasuredGauge().bias(profile)
+    expected = a ** np.arange(1, 41)
+    np.testing.assert_allclose(found.estimate[:40], expected, rtol=1e-4)
+    np.testing.assert_allclose(found.high[:40], expected, rtol=1e-4)
+    bound = at.ParameterGauge().bias(profile)  # all of one sign: the bound is exact
+    np.testing.assert_allclose(bound.relative[:20], expected[:20], rtol=1e-3)
+    for check in at.check_bias(model, loss_fn, stream, [3, 10], window=80, segments=8):
+        assert check.relative == pytest.approx(a ** (check.k + 1), rel=1e-3)
+    (window,) = at.check_bias(model, loss_fn, stream, 5, losses=5, window=80, segments=8, steps=5)
+    curve = measured_bias(profile.contributions, found.fit, losses=5)
+    assert window.relative == pytest.approx(np.mean(a ** np.arange(6.0, 11.0)), rel=1e-3)
+    assert curve.estimate[5] == pytest.approx(window.relative, rel=1e-3)
+
+
+def test_check_and_gauge_agree_on_a_model_that_neither_knows():
+    torch.manual_seed(4)
+    model = nn.GRU(2, 6)
+    inputs = torch.randn(600, 32, 2)
+    targets = torch.cumsum(inputs, 0)[..., :1].tanh().expand(-1, -1, 6)
+    stream = at.SequenceStream(inputs, targets)
+    loss_fn = nn.functional.mse_loss
+    profiles = []
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(8):
+        segment = stream.random_segment(50, generator)
+        profiles.append(
+            at.probe(model, loss_fn, segment.inputs, segment.targets, sketch=512, burn_in=10)
+        )
+    curve = at.MeasuredGauge().bias(at.LagProfile.concatenate(profiles))
+    for check in at.check_bias(model, loss_fn, stream, [1, 2, 4], window=40, segments=16):
+        assert check.low <= curve.high[check.k]
+        assert curve.low[check.k] <= check.high
+
+
+@pytest.mark.filterwarnings("ignore::adaptive_tbptt.TruncationWarning")
+def test_controller_asks_until_resolved_and_remembers(double):
+    torch.manual_seed(0)
+    model = nn.RNN(2, 4)
+    data = torch.randn(300, 4, 2), torch.randn(300, 4, 4)
+    gauge = at.MeasuredGauge(size=64, probes=at.Probes(fresh=2, budget=5, remembered=3))
+    rule = at.BiasTolerance(0.1, k_max=30, window=30, k_init=7, gauge=gauge)
+    tbptt = at.AdaptiveTBPTT(model, nn.functional.mse_loss, at.Bucketed(rule), burn_in=5)
+    stream = at.SequenceStream(*data)
+    tbptt.estimate(stream)
+    first = tbptt.probed_steps // 35
+    assert 2 <= first <= 5
+    assert not tbptt.control.wants_more
+    tbptt.estimate(stream)
+    inner = tbptt.control.inner
+    assert inner is not None
+    assert len(inner.evidence) <= 3 + 5
+    saved = tbptt.state_dict()
+    again = at.AdaptiveTBPTT(model, nn.functional.mse_loss, at.Bucketed(rule), burn_in=5)
+    again.load_state_dict(saved)
+    again.estimate(stream)
+    tbptt.estimate(stream)
+    assert again.history == tbptt.history
+
+
+def test_gauge_without_contributions_says_what_is_missing():
+    profile = at.probe(
+        nn.RNN(2, 3), nn.functional.mse_loss, torch.randn(20, 2, 2), torch.zeros(20, 2, 3)
+    )
+    with pytest.raises(ValueError, match="parameters=True"):
+        at.MeasuredGauge().bias(profile)
+    with pytest.raises(ValueError, match="fresh"):
+        at.MeasuredGauge(probes=at.Probes(5, 2))
