@@ -185,7 +185,7 @@ def test_the_benchmarks_run(tmp_path):
     text = call("bench", "--size", "smoke", "--turns", "2", "--sweeps", "--out", str(tmp_path))
     for word in ("per step by hand", "plain loop", "adaptive", "bare products"):
         assert word in text
-    assert (tmp_path / "bench.csv").read_text().count("\n") == 12
+    assert (tmp_path / "bench.csv").read_text().count("\n") == 16
     assert "hidden size,8,by hand" in (tmp_path / "sweeps.csv").read_text()
     assert (tmp_path / "sweeps.png").stat().st_size > 10_000
     assert "did you mean copy" in call("bench", "--size", "cop", code=2)

@@ -24,6 +24,7 @@ from .stream import SequenceStream
 from .truncation import Outcome, TruncationDecision, check_tolerance, choose_truncation
 from .uncertainty import Interval, Uncertainty
 from .undisturbed import undisturbed
+from .watch import slow_part
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,6 +71,9 @@ class Diagnosis:
         for d in self.decisions:
             if d.outcome not in (Outcome.MET, Outcome.MET_AT_MINIMUM):
                 notes.append(d.message)
+        slow = slow_part(self.profile, self.fit.beta)
+        if slow is not None:
+            notes.append(slow)
         if len(self.component_beta) > 1:
             slowest = max(self.component_beta, key=lambda name: self.component_beta[name])
             notes.append(

@@ -40,6 +40,8 @@ class LagNorms:
         # ones of the segments would keep the allocator from using their memory again.
         self._norms = {name: np.zeros((window + 1, rows)) for name in parts}
         self._means = {name: np.zeros((window + 1, part.shape[1])) for name, part in parts.items()}
+        self._squares = {name: np.zeros(part.shape[1]) for name, part in parts.items()}
+        self._window = window
         self._lag0, self._extra = np.full(rows, np.nan), np.zeros((window + 1, 0))
         self._floor, self._next = 0.0, 1
         if readout is None:
@@ -72,6 +74,9 @@ class LagNorms:
                     f"the gradient is NaN or infinite at lag {first + lag}: the recurrence "
                     "explodes; measure a shorter window, or smaller weights"
                 )
+            if self._next > self._window:
+                last = part[-1].detach().double() / self._scale
+                self._squares[name] = last.square().mean(dim=0).cpu().numpy()
             self._norms[name][first : self._next] = norms
             self._means[name][first : self._next] = means
             # Gradients in float32 may have come through the format of autocast.
@@ -88,6 +93,7 @@ class LagNorms:
             floor=self._floor,
             train=train,
             burn_in=burn_in,
+            last_squares=self._squares,
         )
 
 

@@ -28,6 +28,8 @@ class LagProfile:
         floor: norms below it are not resolved by the number format of the gradients.
         train: whether the model was in training mode.
         burn_in: steps that warmed the state up before the window.
+        last_squares: for each part of the state `(dims,)`, the mean square of every entry of the
+            gradient at the last lag: where it survives.
         contributions: what each lag contributes to the gradient of the parameters, if asked for.
     """
 
@@ -37,6 +39,7 @@ class LagProfile:
     floor: float = 0.0
     train: bool = False
     burn_in: int = 0
+    last_squares: dict[str, Array] = field(default_factory=dict, repr=False)
     contributions: Contributions | None = field(default=None, repr=False)
 
     @property
@@ -79,6 +82,7 @@ class LagProfile:
             state_norms=self.state_norms * factor,
             component_norms={name: n * factor for name, n in self.component_norms.items()},
             cumulative_gradient=self.cumulative_gradient * factor,
+            last_squares={name: s * factor**2 for name, s in self.last_squares.items()},
             contributions=self.contributions and self.contributions.scaled(factor),
         )
 
@@ -90,6 +94,7 @@ class LagProfile:
             state_norms=nothing,
             component_norms=dict.fromkeys(self.component_norms, nothing),
             cumulative_gradient=np.zeros_like(self.cumulative_gradient),
+            last_squares={name: np.zeros_like(s) for name, s in self.last_squares.items()},
             contributions=self.contributions and self.contributions.silent(samples),
         )
 
@@ -103,16 +108,23 @@ class LagProfile:
             raise ValueError("profiles to join must have the same window")
         weights = np.array([p.samples for p in profiles], dtype=np.float64)
         parts = [p.contributions for p in profiles if p.contributions is not None]
-        total = sum(w * p.cumulative_gradient for w, p in zip(weights, profiles, strict=True))
+
+        def average(values: Sequence[Array]) -> Array:
+            return np.average(values, axis=0, weights=weights)
+
         return LagProfile(
             state_norms=np.concatenate([p.state_norms for p in profiles], axis=1),
             component_norms={
                 name: np.concatenate([p.component_norms[name] for p in profiles], axis=1)
                 for name in first.component_norms
             },
-            cumulative_gradient=np.asarray(total / weights.sum()),
+            cumulative_gradient=average([p.cumulative_gradient for p in profiles]),
             floor=first.floor,
             train=first.train,
             burn_in=first.burn_in,
+            last_squares={
+                name: average([p.last_squares[name] for p in profiles])
+                for name in first.last_squares
+            },
             contributions=Contributions.concatenate(parts) if parts else None,
         )

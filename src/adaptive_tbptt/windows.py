@@ -22,6 +22,7 @@ from .profile import LagProfile
 from .ranks import Ranks, present_ranks
 from .stream import Stream
 from .trajectory import Trajectory
+from .watch import what_to_do
 from .window import Window
 
 
@@ -212,8 +213,9 @@ class AdaptiveTBPTT:
                 )
             )
             news = before is None or before.outcome != decision.outcome
-            if news and not decision.outcome.met and self.ranks.leads:
-                warnings.warn(decision.message, TruncationWarning, stacklevel=3)
+            concern = what_to_do(self.profile, decision) if news and self.ranks.leads else None
+            if concern is not None:
+                warnings.warn(concern, TruncationWarning, stacklevel=3)
         return self.profile
 
     def _probe(self, stream: Stream, steps: int) -> LagProfile:

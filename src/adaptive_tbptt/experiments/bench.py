@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..control import BiasTolerance, FixedTruncation
+from ..gauge import MeasuredGauge
 from ..model import as_recurrent
 from ..probe import probe_segment
 from ..stream import SequenceStream
@@ -140,6 +142,19 @@ def bench_probe(size: Size, turns: int) -> list[Timing]:
     )
 
 
+def bench_gauges(size: Size, turns: int) -> list[Timing]:
+    """What looking at the parameters costs: norms alone, and the sketches of the measured bias."""
+    recurrent = as_recurrent(size.model())
+    segment = size.stream(size.window).segment(0, size.window)
+    sketches = {"parameter norms": 0, "measured bias": MeasuredGauge().sketch}
+    timings = []
+    for name, sketch in sketches.items():
+        probe = functools.partial(probe_segment, recurrent, symbol_loss, segment)
+        ours = functools.partial(probe, parameters=True, sketch=sketch)
+        timings += take_turns(name, size.name, {"ours": ours, "state norms": probe}, turns)
+    return timings
+
+
 def bench_training(size: Size, turns: int) -> list[Timing]:
     """Some windows of BPTT(2K, K) for several K."""
     timings = []
@@ -250,6 +265,7 @@ def products(size: Size, steps: int, passes: int) -> None:
 
 BENCHMARKS: dict[str, Callable[[Size, int], list[Timing]]] = {
     "probe": bench_probe,
+    "gauges": bench_gauges,
     "training": bench_training,
     "adaptivity": bench_adaptivity,
 }
