@@ -26,9 +26,9 @@ from adaptive_tbptt.figures import GREEN, ORANGE, SKY, VERMILION
 from adaptive_tbptt.probe import probe_segment
 from adaptive_tbptt.tasks.copy_task import PRESETS, CopyConfig
 
-EPOCHS = [0, 1, 2, 3, 5, 7, *range(10, 211, 10)]
+EPOCHS = [0, 1, 3, 5, *range(10, 61, 10), *range(80, 201, 20), 210]
 DELTAS = (0.5, 0.1)
-TRUE_KS = [*range(1, 41), 45, 50, 60, 80]
+TRUE_KS = [1, 2, 3, 4, 5, 6, 7, *range(8, 20), 20, 22, 25, 30, 40, 60]
 # A snapshot has no earlier estimates to remember, so all evidence is fresh.
 PROBES = at.Probes(fresh=4, budget=32, remembered=0)
 GAUGES: dict[str, at.Gauge] = {
@@ -72,7 +72,8 @@ def truth(model: Any, config: CopyConfig, stream: at.SequenceStream) -> list[dic
         stream,
         TRUE_KS,
         window=config.window,
-        segments=64,
+        steps=10,
+        segments=48,
         burn_in=config.burn_in,
         seed=1,
     )
