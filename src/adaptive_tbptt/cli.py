@@ -1,4 +1,4 @@
-"""The command line: `atbptt train`, `reproduce`, `findings`, `diagnose`, `find-lr`."""
+"""The command line: `atbptt train`, `reproduce`, `findings`, `diagnose`, `report`, `find-lr`."""
 
 from __future__ import annotations
 
@@ -282,6 +282,20 @@ def _load_target(target: str) -> Any:
     model = config.model()
     load_model(model, load(best), best)
     return model, config.loss_fn, config.streams()["valid"]
+
+
+@app.command(epilog="Example: `atbptt report runs/copy-delta-0.1 runs/copy-k-10`")
+@sentences
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option(help="RUN/report.html by default; of several, report.html.")
+    ] = None,
+) -> None:
+    """Write one HTML file about one run or several: curves, decay, asked and achieved bias."""
+    from .run_report.page import write_run_report
+
+    _out.print(f"report: {write_run_report(runs, out)}", highlight=False, soft_wrap=True)
 
 
 @app.command("find-lr", epilog="Example: `atbptt find-lr copy --preset quick`")
