@@ -67,7 +67,7 @@ def short(values: Iterable[float]) -> list[float | None]:
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
     """Return an axis with its title."""
-    return {"title": {"text": title}, "automargin": True, **more}
+    return {"title": {"text": title, "standoff": 8}, "automargin": True, **more}
 
 
 def figure(traces: list[Figure], x: dict[str, Any], y: dict[str, Any]) -> Figure:

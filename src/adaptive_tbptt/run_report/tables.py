@@ -29,8 +29,9 @@ class Table:
 
 def overview(runs: Sequence[Run]) -> Table:
     """Every run in a column, which fits a phone, so that runs compare line by line."""
-    keys = dict.fromkeys(key for run in runs for key in _facts(run))
-    return _by_key("Runs at a glance", "", keys, [_facts(run) for run in runs], runs, "none")
+    facts = [_facts(run) for run in runs]
+    keys = dict.fromkeys(key for own in facts for key in own)
+    return _by_key("Runs at a glance", "", keys, facts, runs, "none")
 
 
 def _facts(run: Run) -> Row:
