@@ -16,6 +16,8 @@ from adaptive_tbptt.run_report.tables import differences, machines
 
 from .test_cli import call, train
 
+pytest.importorskip("plotly", reason="it needs the extra: pip install 'adaptive-tbptt[report]'")
+
 
 def write_run(folder, *, epochs=6, delta=0.1, decay=True, lags=21, beta=0.8, checks=()):
     """Write the folder of a run without training: 100 steps and 2 s an epoch."""

@@ -11,6 +11,8 @@ from adaptive_tbptt.run_report.page import write_run_report
 from .chromium import Chromium, find_chromium
 from .test_report import data_of, write_run
 
+pytest.importorskip("plotly", reason="it needs the extra: pip install 'adaptive-tbptt[report]'")
+
 pytestmark = [
     pytest.mark.skipif(find_chromium() is None, reason="chromium is not installed"),
     pytest.mark.xdist_group("chromium"),
