@@ -38,7 +38,7 @@ def three(tmp_path_factory):
     folder = tmp_path_factory.mktemp("three")
     runs = [
         write_run(folder / "copy-delta-0.1"),
-        write_run(folder / "copy-delta-0.5-with-a-long-name", delta=0.5, beta=0.6, epochs=9),
+        write_run(folder / "copy_delta_0.5_with_a_long_name", delta=0.5, beta=0.6, epochs=9),
         write_run(folder / "copy-k-10", delta=None),
     ]
     return write_run_report(runs, folder / "report.html")
