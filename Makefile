@@ -14,7 +14,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1' -c constraints.txt
-	$(BIN)/python -m pip install --quiet -c constraints.txt --group dev -e '.[lightning,ray,tensorboard]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group dev -e '.[lightning,ray,report,tensorboard]'
 	@touch $(READY)
 
 run: $(READY)  ## train adaptively on the copy task; ends with a picture and a summary

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import adaptive_tbptt as at
 from adaptive_tbptt.experiments.bench import Size
 from adaptive_tbptt.experiments.bench_tables import machine
-from adaptive_tbptt.experiments.cells import commit
+from adaptive_tbptt.origin import commit
 from adaptive_tbptt.tasks.sequence_model import symbol_loss
 
 ROWS, CHUNK = 8, 1000

@@ -1,9 +1,8 @@
-"""The command line: `atbptt train`, `reproduce`, `findings`, `diagnose`, `find-lr`."""
+"""The command line: `atbptt train`, `reproduce`, `findings`, `diagnose`, `report`, `find-lr`."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
 import inspect
 import os
@@ -11,8 +10,6 @@ import sys
 import types
 import typing
 import warnings
-from collections.abc import Callable
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,8 +17,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from .checkpoint import CheckpointError, load, load_model
+from .checkpoint import load, load_model
 from .run_folder import TrainingError
+from .sentences import ERR, say_warning, sentences, set_debug
 from .tasks import copy_task, language_task, point_task
 
 TASKS: dict[str, Any] = {
@@ -44,9 +42,7 @@ EXAMPLES = {
     "point-process": "atbptt train point-process --preset quick --data FOLDER --delta 0.1",
 }
 
-_debug: ContextVar[bool] = ContextVar("debug", default=False)
 _out = Console()
-_err = Console(stderr=True)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -65,37 +61,8 @@ def main(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
     """Set what holds for every command."""
-    _debug.set(debug)
-    warnings.showwarning = _say_warning
-
-
-def _say_warning(message: Any, *_: Any, **__: Any) -> None:
-    _err.print(f"note: {message}", highlight=False, markup=False)
-
-
-def sentences(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn errors into sentences: exit code 2 for wrong use, 1 for trouble, 130 for Ctrl-C."""
-
-    @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return command(*args, **kwargs)
-        except KeyboardInterrupt:
-            _err.print("interrupted; --resume, or for a table the same command, goes on from here")
-            raise typer.Exit(130) from None
-        except (ValueError, TypeError, ImportError, AssertionError) as error:
-            _fail(error, 2)
-        except (TrainingError, CheckpointError, OSError, RuntimeError) as error:
-            _fail(error, 1)
-
-    return wrapped
-
-
-def _fail(error: Exception, code: int) -> None:
-    if _debug.get():
-        raise error
-    _err.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
-    raise typer.Exit(code) from None
+    set_debug(debug)
+    warnings.showwarning = say_warning
 
 
 def _options(config: type) -> list[inspect.Parameter]:
@@ -317,6 +284,20 @@ def _load_target(target: str) -> Any:
     return model, config.loss_fn, config.streams()["valid"]
 
 
+@app.command(epilog="Example: `atbptt report runs/copy-delta-0.1 runs/copy-k-10`")
+@sentences
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option(help="RUN/report.html by default; of several, report.html.")
+    ] = None,
+) -> None:
+    """Write one HTML file about one run or several: curves, decay, asked and achieved bias."""
+    from .run_report.page import write_run_report
+
+    _out.print(f"report: {write_run_report(runs, out)}", highlight=False, soft_wrap=True)
+
+
 @app.command("find-lr", epilog="Example: `atbptt find-lr copy --preset quick`")
 @sentences
 def find_lr(
@@ -385,10 +366,10 @@ def bench(
     with flushed_denormals():  # for all contenders alike
         for name in names:
             for kind in kinds:
-                _err.print(f"{kind}, {name}")
+                ERR.print(f"{kind}, {name}")
                 timings += BENCHMARKS[kind](SIZES[name], turns)
         for name, sweep in SWEEPS.items() if sweeps else ():
-            _err.print(f"sweep of {name}")
+            ERR.print(f"sweep of {name}")
             points += sweep(turns, "smoke" in names)
     _out.print(as_markdown(timings), highlight=False, markup=False, soft_wrap=True)
     if out is not None:

@@ -9,13 +9,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from .decay import DecayFit
+from .palette import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from .profile import LagProfile
 from .truncation import TruncationDecision
-
-# Okabe and Ito's palette, told apart by colour-blind readers.
-BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY = (
-    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9",
-)  # fmt: skip
 
 
 def decay_figure(

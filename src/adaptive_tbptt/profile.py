@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +75,19 @@ class LagProfile:
         last, tail = resolve(self.mean, self.floor)
         lags = np.arange(self.window + 1)
         return (lags > last) & (tail == "underflow")
+
+    def brief(self, most: int = 101) -> dict[str, list[Any]]:
+        """Return E phi_k in four digits at up to `most` evenly spaced lags, for a log.
+
+        Lags that are not measured or not resolved are None.
+        """
+        lags = np.unique(np.linspace(0, self.window, min(most, self.window + 1)).round())
+        mean = np.where((self.mean > 0.0) & ~self.underflowed, self.mean, np.nan)
+        phi = [float(f"{mean[int(k)]:.4g}") for k in lags]
+        return {
+            "lags": [int(k) for k in lags],
+            "phi": [value if np.isfinite(value) else None for value in phi],
+        }
 
     def scaled(self, factor: float) -> LagProfile:
         """Return the profile of a loss that is `factor` times this one's."""

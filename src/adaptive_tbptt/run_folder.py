@@ -1,12 +1,15 @@
-"""The folder of a run: `metrics.jsonl` and `checkpoints/`, never left half written."""
+"""The folder of a run: `metrics.jsonl`, `starts.jsonl`, `checkpoints/`, never left half written."""
 
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from . import checkpoint
 from .loggers import JsonlLogger, Metrics
+from .origin import origin, version
 
 
 class TrainingError(Exception):
@@ -46,8 +49,16 @@ class RunFolder:
             return
         try:
             self._metrics = JsonlLogger(self.path / "metrics.jsonl", keep)
+            self._note_start()
         except OSError as error:
             raise TrainingError(f"cannot write to {self.path}: {error}") from error
+
+    def _note_start(self) -> None:
+        """Add a line to `starts.jsonl`: when and where the run was begun or gone on with."""
+        assert self.path is not None
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        with (self.path / "starts.jsonl").open("a") as file:
+            file.write(json.dumps({"time": now, **origin(), "adaptive-tbptt": version()}) + "\n")
 
     @property
     def lines(self) -> int:

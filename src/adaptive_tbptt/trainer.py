@@ -345,7 +345,9 @@ class Trainer:
         return describe(numbers, self.best_loss, self.tbptt.control)
 
     def _log_estimate(self) -> None:
-        latest = self.tbptt.history[-1]
+        latest, decision = self.tbptt.history[-1], self.tbptt.control.decision
+        assert decision is not None  # it made the estimate
+        assert self.tbptt.profile is not None
         self._log(
             {
                 "event": "estimate",
@@ -354,6 +356,9 @@ class Trainer:
                 "beta": latest.beta,
                 "relative_bias": latest.relative_bias,
                 "outcome": latest.outcome,
+                "delta": decision.delta,
+                "tau": decision.tau,
+                "decay": self.tbptt.profile.brief(),
             }
         )
 

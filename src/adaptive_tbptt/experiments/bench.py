@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from ..control import BiasTolerance, FixedTruncation
 from ..gauge import MeasuredGauge
 from ..model import as_recurrent
+from ..origin import commit
 from ..probe import probe_segment
 from ..stream import SequenceStream
 from ..tasks.language_task import LanguageModel
 from ..tasks.sequence_model import SymbolModel, symbol_loss
 from ..windows import AdaptiveTBPTT
-from .cells import commit
 
 
 @dataclass(frozen=True)

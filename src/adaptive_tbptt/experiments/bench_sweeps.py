@@ -8,8 +8,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from ..figures import BLUE, GREEN, ORANGE, VERMILION
 from ..model import as_recurrent
+from ..palette import BLUE, GREEN, ORANGE, VERMILION
 from ..probe import probe_segment
 from ..tasks.sequence_model import symbol_loss
 from .bench import (

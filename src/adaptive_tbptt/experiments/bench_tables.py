@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
+from ..origin import origin
 from .bench import Timing
-from .cells import origin
 
 
 def as_markdown(timings: list[Timing]) -> str:

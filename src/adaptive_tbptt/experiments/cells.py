@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-import os
-import platform
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..files import write_text
+from ..origin import origin
 from .config import TrainConfig
 from .run import RunResult
 
@@ -91,16 +87,6 @@ def fingerprint(config: TrainConfig) -> dict[str, Any]:
     return values
 
 
-def origin() -> dict[str, str]:
-    """Say on what machine and with what code a result was made."""
-    return {
-        "machine": f"{_processor()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "commit": commit(),
-    }
-
-
 def write_json(path: Path, content: Any) -> None:
     """Write results."""
     write_text(path, as_json(content))
@@ -121,23 +107,3 @@ def _short(value: Any) -> Any:
     if isinstance(value, float | np.floating):
         return float(f"{float(value):.5g}") if np.isfinite(value) else None
     return value
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
-@functools.cache
-def commit() -> str:
-    """Return the commit of the code, short."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return done.stdout.strip()

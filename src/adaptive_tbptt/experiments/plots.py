@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..figures import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
+from ..palette import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from .paper import Experiment
 
 Cells = list[dict[str, Any]]

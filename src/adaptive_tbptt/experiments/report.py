@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from ..figures import BLUE, ORANGE, VERMILION
+from ..palette import BLUE, ORANGE, VERMILION
 from .config import TrainConfig
 from .run import RunResult
 

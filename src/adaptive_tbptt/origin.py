@@ -1,0 +1,50 @@
+"""Where a result comes from: the machine, the versions, the commit."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+
+def origin() -> dict[str, str]:
+    """Say on what machine and with what code a result was made."""
+    return {
+        "machine": f"{_processor()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "commit": commit(),
+    }
+
+
+def version() -> str:
+    """Return the version of this package."""
+    try:
+        return metadata.version("adaptive-tbptt")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+@functools.cache
+def commit() -> str:
+    """Return the commit of the code, short."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()

@@ -1,0 +1,94 @@
+"""Tables of the report: runs at a glance, configuration and its differences, machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .curves import epoch_curve, estimate_curve, truncation_curve
+from .read import Row, Run
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with a heading for each row and column.
+
+    Attributes:
+        caption: what it shows.
+        columns: headings; the first is that of the row headings.
+        rows: cells; the first of each row is its heading.
+    """
+
+    caption: str
+    columns: list[str]
+    rows: list[list[str]]
+
+
+def overview(runs: Sequence[Run]) -> Table:
+    """Every run in a column, which fits a phone, so that runs compare line by line."""
+    facts = [_facts(run) for run in runs]
+    keys = dict.fromkeys(key for own in facts for key in own)
+    return _by_key("Runs at a glance", "", keys, facts, runs, "none")
+
+
+def _facts(run: Run) -> Row:
+    last, valid, k = run.epochs[-1], epoch_curve(run, "valid_loss"), truncation_curve(run).y
+    bias = estimate_curve(run, "relative_bias").y
+    bias = bias[np.isfinite(bias)]
+    facts = {"asked": run.setting, "epochs": last["epoch"], "updates": last.get("updates", "none")}
+    facts["training time"] = _duration(last["seconds"])
+    facts["last training loss"] = _number(last["train_loss"])
+    if valid.exists:
+        best = int(np.nanargmin(valid.y))
+        facts["best validation loss"] = f"{valid.y[best]:.4g} (epoch {valid.epoch[best]:g})"
+    for key, value in last.items():
+        if key.startswith("test_"):
+            facts[f"test {key[5:]} at best"] = _number(value)
+    facts["K: least, median, largest"] = ", ".join(f"{f(k):g}" for f in (np.min, np.median, np.max))
+    facts["median estimated bias"] = _number(np.median(bias)) if len(bias) else "not estimated"
+    return facts
+
+
+def configuration(runs: Sequence[Run]) -> Table:
+    """Every setting of every run."""
+    keys = dict.fromkeys(key for run in runs for key in run.config)
+    return _by_key("Configuration", "setting", keys, [run.config for run in runs], runs, "not set")
+
+
+def differences(runs: Sequence[Run]) -> Table:
+    """The settings in which runs differ."""
+    whole = configuration(runs)
+    rows = [row for row in whole.rows if len(set(row[1:])) > 1]
+    return Table("Differences in configuration", whole.columns, rows)
+
+
+def machines(runs: Sequence[Run]) -> Table:
+    """Where runs were last started, and with what versions."""
+    lasts = [{"starts": len(run.starts), **run.starts[-1]} if run.starts else {} for run in runs]
+    keys = dict.fromkeys(key for last in lasts for key in last)
+    return _by_key("Machine and versions", "last start", keys, lasts, runs, "not recorded")
+
+
+def _by_key(
+    caption: str,
+    corner: str,
+    keys: Iterable[str],
+    columns: Sequence[Row],
+    runs: Sequence[Run],
+    missing: str,
+) -> Table:
+    rows = [[key, *(str(column.get(key, missing)) for column in columns)] for key in keys]
+    return Table(caption, [corner, *(run.name for run in runs)], rows)
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else "none"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
