@@ -1,5 +1,6 @@
 """The command line as a person types it."""
 
+import json
 import os
 import signal
 import subprocess
@@ -179,6 +180,24 @@ def test_ctrl_c_writes_a_checkpoint_and_exits_with_130(tmp_path):
     assert process.returncode == 130, errors
     assert "interrupted; --resume" in errors
     assert (tmp_path / "run" / "checkpoints" / "last.safetensors").exists()
+
+
+@pytest.mark.filterwarnings("ignore::adaptive_tbptt.TruncationWarning")
+def test_check_bias_says_what_was_promised_and_what_is_true(tmp_path):
+    out = tmp_path / "run"
+    train("--delta", "0.5", "--gauge", "measured", "--out", str(out))
+    text = call("check-bias", str(out), "--segments", "8")
+    for word in ("paper", "release", "parameter", "measured", "training windows", "delta=0.5 is"):
+        assert word in text
+    record = json.loads((out / "check_bias.jsonl").read_text())
+    assert record["delta"] == 0.5
+    assert record["verdict"] in ("kept", "broken", "not resolved")
+    assert "below the window" in call("check-bias", str(out), "--k", "20", code=2)
+    assert "split must be" in call("check-bias", str(out), "--split", "all", code=2)
+    fixed = tmp_path / "fixed"
+    train("--k", "3", "--out", str(fixed))
+    assert "give --delta" in call("check-bias", str(fixed), code=2)
+    assert "K=3" in call("check-bias", str(fixed), "--delta", "0.9", "--segments", "4")
 
 
 def test_the_benchmarks_run(tmp_path):

@@ -284,6 +284,23 @@ def _load_target(target: str) -> Any:
     return model, config.loss_fn, config.streams()["valid"]
 
 
+@app.command("check-bias", epilog="Example: `atbptt check-bias runs/copy-delta-0.1 --delta 0.1`")
+@sentences
+def check_bias(
+    run: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)],
+    delta: Annotated[float | None, typer.Option(help="What was asked; the run's own.")] = None,
+    k: Annotated[int | None, typer.Option(help="K to check; that of the best epoch.")] = None,
+    split: Annotated[str, typer.Option(help="Whose data: train, valid or test.")] = "train",
+    segments: Annotated[int, typer.Option(help="Random segments; more, more certain.")] = 32,
+) -> None:
+    """Measure what the relative bias at a run's K really is, beside what each gauge says."""
+    from .experiments.check import check_run
+    from .experiments.report import load_run
+
+    found = check_run(load_run(run, TASKS), run, delta=delta, k=k, split=split, segments=segments)
+    _out.print(str(found), highlight=False, markup=False, soft_wrap=True)
+
+
 @app.command(epilog="Example: `atbptt report runs/copy-delta-0.1 runs/copy-k-10`")
 @sentences
 def report(
