@@ -325,6 +325,23 @@ def test_other_optimisers_are_settings_with_names(tmp_path):
     write_tables(e, same, tmp_path, "command")
 
 
+def test_gauges_are_compared_with_rare_and_frequent_updates(tmp_path):
+    e = experiment("copy-gauges")
+    cells = e.cells("paper", 1)
+    assert len(cells) == 10
+    assert {c.config.losses for c in cells} == {1.0, 0.25}
+    assert all((c.config.gauge == n) for c, n in zip(cells, ["paper", "release"], strict=False))
+    assert all("/" not in c.name for c in cells)
+    made = [{**fake(n, 0, 1.04 - 0.001 * i), "repeats": []} for i, n in enumerate(e.variants)]
+    for cell in made:
+        cell["curves"]["seconds"] = cell["curves"]["data_passes"]
+    assert [f.holds for f in check_findings(e, made)] == [True, True]
+    worse = [{**c, "test_ppl": 2.0} if c["setting"] == "measured" else c for c in made]
+    assert [f.holds for f in check_findings(e, worse)] == [False, True]
+    drawn = {f.name for f in write_figures(e, made, tmp_path)}
+    assert {"seconds.png", "k_used.png"} <= drawn
+
+
 def test_unknown_names_suggest_the_nearest():
     with pytest.raises(ValueError, match="did you mean copy-fixed"):
         experiment("copy-fixd")

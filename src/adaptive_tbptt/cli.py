@@ -34,7 +34,7 @@ MODULES: dict[str, Any] = {
 }
 EXPERIMENT_NAMES = (
     "copy-fixed", "copy-variable", "copy-optimisers", "ptb", "wikitext-2", "ptb-small",
-    "wikitext-2-small", "book-order",
+    "wikitext-2-small", "book-order", "copy-gauges", "ptb-small-gauges",
 )  # fmt: skip
 EXAMPLES = {
     "copy": "atbptt train copy --preset quick --delta 0.1 --out runs/mine",

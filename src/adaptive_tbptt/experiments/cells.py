@@ -43,7 +43,7 @@ def summarise(cell: Cell, result: RunResult) -> dict[str, Any]:
     """Boil a run down to what tables, figures and findings need: some tens of kilobytes."""
     history, found = result.fit.history, result.diagnosis
     scores = [n for n in result.best if n.startswith(("valid_", "test_")) and n != "valid_loss"]
-    columns = ("epoch", "data_passes", *scores, "k", "relative_bias", "beta")
+    columns = ("epoch", "data_passes", "seconds", *scores, "k", "relative_bias", "beta")
     norms = found.profile.state_norms
     return {
         "setting": cell.config.setting,

@@ -286,6 +286,33 @@ def _optimisers_make_no_difference(r: Results) -> Finding:
     )
 
 
+def _measured_pays(r: Results) -> Finding:
+    values = {s: r.mean(s) for s in r.by_setting if "K2" not in s}
+    others = {s: v for s, v in values.items() if s != "measured"}
+    best = min(others, key=lambda s: others[s])
+    listed = ", ".join(f"{s} {v:.3f}" for s, v in values.items())
+    return Finding(
+        "measuring the bias is as good as the best other way to choose K, with K2 = K",
+        values["measured"] <= others[best] + r.experiment.margin,
+        f"test PPL {listed}",
+    )
+
+
+def _updating_more_often_pays(r: Results) -> Finding:
+    pairs = {
+        s: (r.mean(s), r.mean(o))
+        for s in r.by_setting
+        for o in r.by_setting
+        if o.startswith(f"{s}, K2")
+    }
+    listed = ", ".join(f"{s} {a:.3f} to {b:.3f}" for s, (a, b) in pairs.items())
+    return Finding(
+        "K2 = K / 4, four times the updates, is better for every way to choose K",
+        all(b <= a for a, b in pairs.values()),
+        f"test PPL {listed}",
+    )
+
+
 CHECKS: dict[str, list[Callable[[Results], Finding]]] = {
     "copy-fixed": [_k5_does_not_learn, _k30_is_slower, *_SHARED],
     "copy-variable": [_degrades_gradually, *_SHARED],
@@ -307,4 +334,6 @@ CHECKS: dict[str, list[Callable[[Results], Finding]]] = {
         _large_k_is_better_at_the_time,
     ],
     "copy-optimisers": [_optimisers_make_no_difference],
+    "copy-gauges": [_measured_pays, _updating_more_often_pays],
+    "ptb-small-gauges": [_measured_pays, _updating_more_often_pays],
 }

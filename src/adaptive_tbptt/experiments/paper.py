@@ -8,7 +8,7 @@ from typing import Any
 
 from ..tasks import copy_task, language_task, point_task
 from .cells import Cell, grid
-from .config import nearest
+from .config import GAUGES, nearest
 
 Printed = dict[str, dict[str, tuple[float, float]]]
 
@@ -121,6 +121,21 @@ _SMALL = (
     "over is the order of the settings."
 )
 
+_RARER = ", K2=0.25K"
+_GAUGED = (
+    "Not in the paper. Every setting has the same number of epochs, so the same data; the probes "
+    "of the gauges come on top and are counted in the seconds. K2 = K is the paper's window; K2 = K/4 "
+    "updates four times as often at the same K, with the rate scaled by sqrt(K2).",
+)
+
+
+def _gauges(ks: tuple[int, ...], delta: float) -> dict[str, dict[str, Any]]:
+    """Every gauge and some fixed K, each with K2 = K and with K2 = K / 4."""
+    whole: dict[str, dict[str, Any]] = {
+        gauge: {"gauge": gauge, "delta": delta} for gauge in GAUGES
+    } | {f"K={k}": {"k": k} for k in ks}
+    return whole | {f"{name}{_RARER}": {**v, "losses": 0.25} for name, v in whole.items()}
+
 
 def _language(name: str, title: str, printed: Printed, inits: int, remark: str = "") -> Experiment:
     config = language_task.PRESETS[name].changed(error_bar_every=5)
@@ -229,6 +244,28 @@ EXPERIMENTS: dict[str, Experiment] = {
                 "Lower is better in every column. The paper sets the highest validation NLL in "
                 "bold.",
             ),
+        ),
+        Experiment(
+            name="copy-gauges",
+            title="Synthetic copy, fixed m = 10, delta = 0.1 by each gauge",
+            presets={
+                "paper": (copy_task.PRESETS["paper"].changed(epochs=100), 1),
+                "quick": (_QUICK.changed(epochs=10), 1),
+            },
+            metrics=_PPL,
+            data_file="fixed.npz",
+            variants=_gauges((15,), 0.1),
+            remarks=(*_GAUGED, *_STITCHED),
+        ),
+        Experiment(
+            name="ptb-small-gauges",
+            title="Penn Treebank, small preset, delta = 0.1 by each gauge",
+            presets={"paper": (language_task.PRESETS["ptb-small"].changed(epochs=12), 1)},
+            metrics=_PPL,
+            data_file="ptb",
+            variants=_gauges((10, 50), 0.1),
+            margin=1.0,
+            remarks=(*_GAUGED, _SMALL),
         ),
         Experiment(
             name="copy-optimisers",

@@ -14,6 +14,10 @@ from .paper import Experiment
 
 Cells = list[dict[str, Any]]
 FIXED = [BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY]
+X_LABELS = {
+    "data_passes": "data passes (epochs, probes included)",
+    "seconds": "training time, probes included (s)",
+}
 ADAPTIVE = [("black", "o"), ("0.35", "s"), ("0.6", "^")]
 
 
@@ -29,6 +33,11 @@ def write_figures(experiment: Experiment, cells: Cells, folder: Path) -> list[Pa
     }
     for name in others:
         figures[f"{name}.png"] = _curves(experiment, cells, name, label[name])
+    if experiment.variants and all("seconds" in cell["curves"] for cell in cells):
+        figures["seconds.png"] = _curves(
+            experiment, cells, valid, f"best {label[valid]} so far", best=True, x="seconds"
+        )
+        figures["k_used.png"] = _curves(experiment, cells, "k", "truncation length K (steps)")
     if all(cell["repeats"] for cell in cells):
         figures["k.png"] = _repeats(experiment, cells, "k", "truncation length K (steps)")
         figures["bias.png"] = _repeats(
@@ -39,7 +48,7 @@ def write_figures(experiment: Experiment, cells: Cells, folder: Path) -> list[Pa
     return [folder / name for name in figures]
 
 
-def _axes(experiment: Experiment, y: str, x: str = "data passes (epochs, probes included)") -> Axes:
+def _axes(experiment: Experiment, y: str, x: str) -> Axes:
     figure = Figure(figsize=(6.0, 4.2), layout="constrained")
     axes = figure.add_subplot()
     axes.set_title(experiment.title)
@@ -52,8 +61,10 @@ def _axes(experiment: Experiment, y: str, x: str = "data passes (epochs, probes 
 def _style(experiment: Experiment, setting: str) -> dict[str, Any]:
     adaptive = [f"delta={d:g}" for d in experiment.deltas]
     if setting not in adaptive:
-        i = list(experiment.settings).index(setting)
-        return {"color": FIXED[i % len(FIXED)], "ls": "--", "lw": 1.3, "label": setting}
+        base, *rarer = setting.split(", ")  # a variant of a setting shares its colour
+        i = list(experiment.settings).index(base)
+        line = ":" if rarer else "--"
+        return {"color": FIXED[i % len(FIXED)], "ls": line, "lw": 1.3, "label": setting}
     colour, marker = ADAPTIVE[adaptive.index(setting) % len(ADAPTIVE)]
     return {
         "color": colour, "ls": "-", "lw": 1.6, "marker": marker, "ms": 3.5, "label": setting,
@@ -67,17 +78,23 @@ def _by_setting(experiment: Experiment, cells: Cells) -> dict[str, Cells]:
 
 
 def _curves(
-    experiment: Experiment, cells: Cells, metric: str, label: str, *, best: bool = False
+    experiment: Experiment,
+    cells: Cells,
+    metric: str,
+    label: str,
+    *,
+    best: bool = False,
+    x: str = "data_passes",
 ) -> Figure:
-    """Mean over initialisations against data passes."""
-    axes = _axes(experiment, label)
+    """Mean over initialisations against data passes, or seconds."""
+    axes = _axes(experiment, label, X_LABELS[x])
     for setting, mine in _by_setting(experiment, cells).items():
         length = min(len(cell["curves"][metric]) for cell in mine)
         values = np.array([cell["curves"][metric][:length] for cell in mine], dtype=float)
         values *= experiment.factors.get(metric, 1.0)
         if best:
             values = np.minimum.accumulate(values, axis=1)
-        passes = np.array([cell["curves"]["data_passes"][:length] for cell in mine], dtype=float)
+        passes = np.array([cell["curves"][x][:length] for cell in mine], dtype=float)
         axes.plot(
             passes.mean(0),
             values.mean(0),

@@ -169,7 +169,14 @@ def _error_bars(
     ks, biases, betas = [], [], []
     for _ in range(config.error_bar_repeats):
         segment = draw_segment(train, config.burn_in + config.window, tbptt.weigh, generator)
-        profile = probe_segment(tbptt.recurrent, trainer.loss_fn, segment, burn_in=config.burn_in)
+        profile = probe_segment(
+            tbptt.recurrent,
+            trainer.loss_fn,
+            segment,
+            burn_in=config.burn_in,
+            parameters=gauge.sketch > 0,
+            sketch=gauge.sketch,
+        )
         bias = gauge.bias(profile)
         bound = bias.relative_at(tbptt.k)
         biases.append(bound if math.isfinite(bound) else None)

@@ -1,0 +1,184 @@
+"""'Challenges in higher dimensions': beta and K by state norm and by parameter norm, as one trains.
+
+Trains the small Penn Treebank model with the paper's dropout and weight decay, without each, and
+without both, and looks at beta and K by every gauge on the way. Goes on where it stopped.
+
+    python benchmarks/high_dimensions.py --data FOLDER --out results/high-dimensions
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+
+import adaptive_tbptt as at
+from adaptive_tbptt.experiments.run import make_optimizer
+from adaptive_tbptt.origin import origin
+from adaptive_tbptt.palette import BLUE, GREEN, ORANGE, VERMILION
+from adaptive_tbptt.probe import probe_segment
+from adaptive_tbptt.tasks.language_task import PRESETS, LanguageConfig
+
+DELTAS = (0.9, 0.5, 0.1)
+SETTINGS: dict[str, dict[str, Any]] = {
+    "dropout 0.2, weight decay 1e-7": {},
+    "no dropout": {"dropout": 0.0},
+    "no weight decay": {"weight_decay": 0.0},
+    "neither": {"dropout": 0.0, "weight_decay": 0.0},
+}
+GAUGES: dict[str, at.Gauge] = {
+    "printed": at.PaperGauge(),
+    "release": at.ReleaseGauge(),
+    "parameter bound": at.ParameterGauge(),
+    "measured": at.MeasuredGauge(),
+}
+
+
+def look(recurrent: at.Recurrent, config: LanguageConfig, stream: Any, probes: int) -> Any:
+    """Return beta of state and parameters, of each part, and K by every gauge."""
+    generator = torch.Generator().manual_seed(1)
+    profiles = [
+        probe_segment(
+            recurrent,
+            config.loss_fn,
+            stream.random_segment(config.burn_in + config.window, generator),
+            burn_in=config.burn_in,
+            train=True,
+            parameters=True,
+            sketch=512,
+        )
+        for _ in range(probes)
+    ]
+    profile = at.LagProfile.concatenate(profiles)
+    assert profile.contributions is not None
+    parts = {n: norms[1:].mean(axis=1) for n, norms in profile.component_norms.items()}
+    found: dict[str, Any] = {
+        "samples": profile.samples,
+        "beta": {
+            "state": at.fit_decay(profile.mean, 0.9, floor=profile.floor).beta,
+            "parameters": at.fit_decay(profile.contributions.mean, 0.9, floor=profile.floor).beta,
+            **{n: at.fit_decay(v, 0.9, floor=profile.floor).beta for n, v in parts.items()},
+        },
+        "state_norms": profile.mean.tolist(),
+        "parameter_norms": profile.contributions.mean.tolist(),
+        "component_norms": {n: v.tolist() for n, v in parts.items()},
+        "k": {},
+    }
+    for name, gauge in GAUGES.items():
+        curve = gauge.bias(profile)
+        for delta in DELTAS:
+            choice = at.choose_truncation(curve, delta=delta, k_max=config.k_max)
+            found["k"][f"{name}, {delta:g}"] = [choice.k, choice.outcome.name]
+    return found
+
+
+def run(config: LanguageConfig, path: Path, epochs: int, probes: int) -> None:
+    """Train and look after every epoch; write everything at the end."""
+    streams, model = config.streams(), config.model()
+    recurrent = at.as_recurrent(model)
+    looks = [{"epoch": 0, **look(recurrent, config, streams["train"], probes)}]
+
+    def note(trainer: at.Trainer, metrics: dict[str, Any]) -> None:
+        found = look(recurrent, config, streams["train"], probes)
+        looks.append({"epoch": metrics["epoch"], "valid_loss": metrics["valid_loss"], **found})
+        print(path.stem, metrics["epoch"], found["beta"], found["k"], flush=True)
+
+    at.Trainer(
+        model,
+        config.loss_fn,
+        make_optimizer(config, model),
+        config.controller(),
+        clip=config.make_clip(),
+        eval_chunk=config.eval_chunk,
+        callbacks=[note],
+        show=False,
+        seed=config.seed,
+    ).fit(streams["train"], streams["valid"], epochs=epochs)
+    path.write_text(json.dumps({"looks": looks, "origin": origin()}))
+
+
+def table(runs: dict[str, Any]) -> str:
+    """Return the last look of every setting as Markdown."""
+    lines = [
+        "| setting | epoch | valid PPL | beta, state | beta, parameters | "
+        + " | ".join(f"K, {name}" for name in GAUGES)
+        + " |",
+        "|" + "---|" * (5 + len(GAUGES)),
+    ]
+    for name, found in runs.items():
+        last = found["looks"][-1]
+        ks = []
+        for gauge in GAUGES:
+            entries = [last["k"][f"{gauge}, {delta:g}"] for delta in DELTAS]
+            ks.append(", ".join(f"{k}{'' if o.startswith('MET') else '*'}" for k, o in entries))
+        lines.append(
+            f"| {name} | {last['epoch']} | {math.exp(last['valid_loss']):.1f} | "
+            f"{last['beta']['state']:.4f} | {last['beta']['parameters']:.4f} | "
+            + " | ".join(ks)
+            + " |"
+        )
+    lines += ["", "K for delta = 0.9, 0.5, 0.1; a star where delta is not met or not resolved."]
+    return "\n".join(lines) + "\n"
+
+
+def draw(runs: dict[str, Any], out: Path) -> None:
+    """Draw beta against epoch, and the decay of both norms at the end."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for (name, found), colour in zip(runs.items(), (BLUE, ORANGE, GREEN, VERMILION), strict=False):
+        looks = found["looks"]
+        epochs = [x["epoch"] for x in looks]
+        left.plot(epochs, [x["beta"]["state"] for x in looks], color=colour, label=f"{name}: state")
+        left.plot(epochs, [x["beta"]["parameters"] for x in looks], color=colour, ls="--")
+        for kind, style in (("state_norms", "-"), ("parameter_norms", "--")):
+            values = looks[-1][kind]
+            right.plot([v / values[1] for v in values], color=colour, ls=style, lw=1.3)
+    left.plot([], [], color="0.3", ls="--", label="dashed: norms of c_k, parameters")
+    left.set(xlabel="epoch", ylabel="beta, fitted on the last tenth of the window")
+    right.set(xlabel="lag k (steps)", ylabel="mean norm, divided by that at lag 1", yscale="log")
+    left.legend(fontsize="small")
+    figure.savefig(out / "beta.png", dpi=140)
+    name, found = next(iter(runs.items()))
+    figure = Figure(figsize=(6, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for (part, values), style in zip(
+        found["looks"][-1]["component_norms"].items(), ("-", "--", ":", "-."), strict=False
+    ):
+        beta = found["looks"][-1]["beta"][part]
+        axes.plot(range(1, len(values) + 1), values, ls=style, label=f"{part}: beta = {beta:.4f}")
+    axes.set(title=name, xlabel="lag k (steps)", ylabel="mean gradient norm", yscale="log")
+    axes.legend()
+    figure.savefig(out / "components.png", dpi=140)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", required=True, help="folder with the Penn Treebank text")
+    parser.add_argument("--preset", default="ptb-small")
+    parser.add_argument("--out", type=Path, default=Path("results/high-dimensions"))
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--probes", type=int, default=16)
+    parser.add_argument("--only", action="append", help="a setting; all by default")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    cells = given.out / "cells"
+    cells.mkdir(parents=True, exist_ok=True)
+    for name, changes in SETTINGS.items():
+        path = cells / f"{name.replace(' ', '-').replace(',', '')}.json"
+        if not path.exists() and (given.only is None or name in given.only):
+            config = PRESETS[given.preset].changed(k=50, data=given.data)
+            run(config.changed(**changes), path, given.epochs, given.probes)
+    paths = {n: cells / f"{n.replace(' ', '-').replace(',', '')}.json" for n in SETTINGS}
+    runs = {n: json.loads(p.read_text()) for n, p in paths.items() if p.exists()}
+    (given.out / "table.md").write_text(table(runs))
+    draw(runs, given.out)
+    print(table(runs))
+
+
+if __name__ == "__main__":
+    main()
