@@ -90,7 +90,7 @@ top, bottom = figure.subplots(2, 1, sharex=True)
 colours, styles = (ORANGE, BLUE, PURPLE, GREEN, VERMILION), (":", "--", "-.", "-", "-")
 for (name, rows), colour, style in zip(runs.items(), colours, styles, strict=True):
     passes = [row["data_passes"] for row in rows]
-    marker = "o" if name.startswith("delta") else None
+    marker = {"delta = 0.5": "s", "delta = 0.1": "o"}.get(name)
     line = {"color": colour, "ls": style, "lw": 1.8, "marker": marker, "ms": 4}
     top.plot(passes, [row["valid_loss"] for row in rows], label=name, **line)
     bottom.plot(passes, [row["k"] for row in rows], **line)
@@ -98,7 +98,7 @@ top.set_ylabel("validation loss (squared error)")
 top.set_ylim(bottom=0)
 top.legend(fontsize="small")
 bottom.axhline(12, color="0.5", lw=1)
-bottom.text(0.6, 13, "memory of the task", color="0.4", fontsize="small")
+bottom.text(5.0, 11.3, "memory of the task", color="0.3", fontsize="small", va="top")
 bottom.set_ylabel("truncation length K (steps)")
 bottom.set_xlabel("passes over the data (probes included)")
 bottom.set_ylim(bottom=0)
@@ -111,8 +111,9 @@ figure.savefig(OUT / "tutorial-compare.png", dpi=130)
 # - **K = 5** makes the most updates and learns nothing.
 # - **K = 50** learns, but makes a tenth of the updates of K = 5.
 # - **K = 15** is the best of all: the K of someone who knows that the task needs 12.
-# - **delta** is told nothing. It begins low, sees at the first estimates that long lags matter,
-#   looks far back, and comes down as the gradient gathers at the lags that count.
+# - **delta** is told nothing. It begins low; then the gradient spreads over so many lags that no K
+#   up to 60 meets the tolerance, which a warning says; and K comes down as the gradient gathers at
+#   the lags that count.
 #
 # So a tolerance does not beat the K one would choose knowing the answer; it finds a K near it
 # without a search over K, each point of which is a training run.

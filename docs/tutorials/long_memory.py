@@ -120,9 +120,10 @@ history = loops["delta = 0.1"].history
 print("K by estimate", [estimate.k for estimate in history])
 
 # %% [markdown]
-# K = 5 stays at chance, one in four. Under the tolerance K is small while the model knows nothing:
-# hardly any gradient comes from far back. It is large at the moment the model begins to remember,
-# and then settles where the task is: the longest wait from cue to answer is 25 + 8 steps.
+# K = 5 stays at chance, one in four. Under the tolerance K is small while the model knows nothing,
+# since hardly any gradient comes from far back. It grows with what is remembered, to about 20, with
+# two estimates at the limit of 100 on the way: there no K up to 100 met the tolerance, and a warning
+# said so. The wait from cue to answer is 10 to 32 steps.
 
 # %%
 figure = Figure(figsize=(7.0, 5.6), layout="constrained")
@@ -149,8 +150,10 @@ figure.savefig(OUT / "tutorial-memory.png", dpi=130)
 # %% [markdown]
 # ![Accuracy and K against epochs](../img/tutorial-memory.png)
 #
-# Had the delays been ten times as long, the plateau would last longer too, and nothing would tell
-# the criterion to look further back. Then set `k_min` to what you believe the task to need.
+# It is one run each, so do not read much into the order of the upper two.
+#
+# With delays ten times as long the plateau may never end: nothing in the gradient tells the
+# criterion to look further back. Then set `k_min` to what you believe the task to need.
 
 # %% [check]
 assert scores["K = 5"][-1] < 0.35 < 0.45 < max(scores["delta = 0.1"])

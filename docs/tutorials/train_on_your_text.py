@@ -106,7 +106,7 @@ top, bottom = figure.subplots(2, 1, sharex=True)
 epochs = [estimate.step / cut for estimate in tbptt.history]
 top.step(epochs, [e.k for e in tbptt.history], color=BLUE, where="post", marker="o", ms=4)
 top.set_ylabel("truncation length K (steps)")
-top.set_ylim(bottom=0)
+top.set_ylim(0, 1.2 * max(e.k for e in tbptt.history))
 bottom.plot(epochs, [e.relative_bias for e in tbptt.history], "o", color=BLUE, label="estimated")
 bottom.axhline(0.1, color=ORANGE, ls="--", label="tolerated: delta = 0.1")
 bottom.set_ylim(0, 0.15)
