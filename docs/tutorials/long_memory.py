@@ -121,9 +121,9 @@ print("K by estimate", [estimate.k for estimate in history])
 
 # %% [markdown]
 # K = 5 stays at chance, one in four. Under the tolerance K is small while the model knows nothing,
-# since hardly any gradient comes from far back. It grows with what is remembered, to about 20. At two
-# estimates on the way the far end of the curve did not decay, so K was at its limit of 100, and a
-# warning said so. The wait from cue to answer is 10 to 32 steps.
+# since hardly any gradient comes from far back. It grows with what is remembered, to about 20. At
+# two estimates on the way the far end of the curve did not decay, so K was at its limit of 100, and
+# a warning said so. The wait from cue to answer is 10 to 32 steps.
 
 # %%
 figure = Figure(figsize=(7.0, 5.6), layout="constrained")
