@@ -97,7 +97,7 @@ def test_a_command_of_the_docs_exists(line):
         command.make_context(path, rest)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # not per module: xdist mixes modules
 def site(tmp_path_factory):
     """The documentation, built as `make docs` does; warnings are errors."""
     folder = tmp_path_factory.mktemp("site")
