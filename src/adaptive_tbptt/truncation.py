@@ -23,6 +23,7 @@ class Outcome(Enum):
         BEYOND_MAXIMUM: only a k above k_max would; k_max is used.
         NO_DECAY: beta >= 1, so nothing is bounded; k_max is used.
         NO_BOUND: what is cut may outweigh what is kept at every k; k_max is used.
+        UNRESOLVED: noise hides the answer; more samples are needed.
     """
 
     MET = "met"
