@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: run test bench format clean help
+.PHONY: run test docs figures bench format clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -21,11 +21,19 @@ run: $(READY)  ## train adaptively on the copy task; ends with a picture and a s
 	rm -rf runs/quick
 	$(BIN)/atbptt train copy --preset quick --delta 0.1 --out runs/quick
 
-test: $(READY)  ## format, lint, types, tests, doctests, examples
+test: $(READY)  ## format, lint, types, tests, doctests, examples, documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+docs: $(READY)  ## build the documentation into site/; nothing is fetched from the network
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open site/index.html, or for the search: $(BIN)/python -m http.server --directory site"
+
+figures: $(READY)  ## run the tutorials again and draw the pictures of the documentation
+	OMP_NUM_THREADS=1 $(BIN)/python tools/adapting_figure.py
+	OMP_NUM_THREADS=1 $(BIN)/python tools/run_tutorials.py
 
 bench: $(READY)  ## time contenders side by side; on a quiet machine
 	$(BIN)/atbptt bench --size copy --size ptb-small --size ptb --sweeps --out results/speed
@@ -36,4 +44,4 @@ format: $(READY)  ## rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .
 
 clean:  ## remove the environment and everything generated
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist runs
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist runs site

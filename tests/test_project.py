@@ -1,7 +1,6 @@
-"""The project itself: examples run, README's code runs, the import is light."""
+"""The project itself: examples run, the import is light. The documentation: `test_docs.py`."""
 
 import os
-import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -37,16 +36,6 @@ def test_example(name, tmp_path):
     command = [sys.executable, str(ROOT / "examples" / name), *EXAMPLES[name]]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_code_of_the_readme_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    text = (ROOT / "README.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert blocks
-    names: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), names)
 
 
 def test_the_memory_benchmark_runs(tmp_path):

@@ -168,6 +168,12 @@ class ParameterGauge(_ParameterSpace):
 
     The state's norm counts directions that never reach the parameters; this one does not, so its
     beta stays below 1 where theirs does not, and no bound M on dh/dtheta is needed.
+
+    Attributes:
+        tau: first lag of the decay fit; half of the window by default.
+        size: of the sketches; the error of a norm is about 1 / sqrt(size) of it.
+        level: coverage of the intervals.
+        probes: how many probes an estimate takes.
     """
 
     def gradient_norms(self, profile: LagProfile) -> Array:
@@ -191,6 +197,10 @@ class MeasuredGauge(_ParameterSpace):
     """The relative bias itself, with an interval; K is chosen by its upper limit.
 
     Attributes:
+        tau: first lag of the decay fit; half of the window by default.
+        size: of the sketches; the error of a norm is about 1 / sqrt(size) of it.
+        level: coverage of the intervals.
+        probes: how many probes an estimate takes.
         losses: None measures the gradient truncated at K, as Theorem 1 has it. A number measures
             that of a training window with so many losses, as in `AdaptiveTBPTT(losses=...)`:
             later losses of a window see further back, so a smaller K will do.

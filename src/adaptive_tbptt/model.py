@@ -93,6 +93,11 @@ class Recurrent:
             `batch_first` attribute.
         state_batch_dim: batch dimension of every state leaf. None finds it by comparing the
             state of one row with that of two.
+
+    Attributes:
+        fused: whether the probe's fast path was found to be exact; None before it was tried.
+        affine: the same of recording how parameters are used.
+        sketch: the random projection of the parameters' gradient, once one was drawn.
     """
 
     def __init__(
@@ -126,8 +131,8 @@ class Recurrent:
         self._start: State = None
         self._example: State = None
         self._home: Any = None
-        self.fused: bool | None = None  # whether the probe's fast path was found to be exact
-        self.affine: bool | None = None  # the same of recording how parameters are used
+        self.fused: bool | None = None
+        self.affine: bool | None = None
         self.sketch: Any = None
 
     @property

@@ -28,6 +28,9 @@ class StepScale:
         rule: 'sqrt' as the paper (the variance of the gradient falls as 1/k), 'linear' as the
             release for WikiText-2, or 'none'.
 
+    Attributes:
+        factor: what the rate is multiplied by in the coming step.
+
     A new one on the same optimiser takes the place of the one before.
 
     >>> import torch

@@ -13,7 +13,13 @@ from .state import map_leaves
 
 
 class Segment(NamedTuple):
-    """Consecutive steps of every row, time first; `resets` is true where a sequence starts."""
+    """Consecutive steps of every row, time first.
+
+    Attributes:
+        inputs: a tensor, or a nest of tensors, `(time, batch, ...)`.
+        targets: of the same time and batch.
+        resets: `(time, batch)` boolean, true where a row starts a new sequence; None for nowhere.
+    """
 
     inputs: Nest
     targets: Nest

@@ -88,6 +88,19 @@ class Trainer:
         seed: of the segments that are probed.
         ranks: the processes that train together, as in `AdaptiveTBPTT`. The first of them writes
             and talks.
+
+    Attributes:
+        tbptt: the windows, with the history of K.
+        epoch: epochs trained so far.
+        updates: optimiser steps so far.
+        seconds: training time so far.
+        history: the metrics of every epoch.
+        best_epoch: epoch with the lowest validation loss; None without validation.
+        best_loss: that loss.
+        best_state: the parameters there.
+        folder: the run folder.
+        settings: what a checkpoint must agree with to be resumed.
+        meter: the losses of the epoch under way.
     """
 
     def __init__(

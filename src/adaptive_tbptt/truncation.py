@@ -14,7 +14,17 @@ from .measured_bias import MeasuredCurve
 
 
 class Outcome(Enum):
-    """Why a truncation length was chosen."""
+    """Why a truncation length was chosen; the value is the reason in words.
+
+    Attributes:
+        MET: a k between k_min and k_max meets delta.
+        MET_AT_MINIMUM: k_min meets it already.
+        WINDOW_TOO_SHORT: met, but past tau, by the fitted decay alone.
+        BEYOND_MAXIMUM: only a k above k_max would; k_max is used.
+        NO_DECAY: beta >= 1, so nothing is bounded; k_max is used.
+        NO_BOUND: what is cut may outweigh what is kept at every k; k_max is used.
+        UNRESOLVED: noise hides the answer; more samples are needed.
+    """
 
     MET = "met"
     MET_AT_MINIMUM = "met already at k_min"

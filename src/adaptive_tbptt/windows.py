@@ -99,6 +99,15 @@ class AdaptiveTBPTT:
             initialised. Each is given the whole stream and trains on its share of the rows;
             gradients, probes and K are those of all rows.
 
+    Attributes:
+        recurrent: the model as it is used here.
+        control: what the controller has decided and remembers.
+        history: every estimate of K so far.
+        profile: what the last estimate measured; None before the first.
+        trained_steps: steps of data trained on, over all epochs.
+        probed_steps: steps of data probed.
+        reach: the largest lag that the first and the last loss of the newest window saw.
+
     Choosing `losses`: larger costs less per loss, smaller updates more often. The paper uses K.
 
     >>> _ = torch.manual_seed(0)

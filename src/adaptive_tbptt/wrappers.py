@@ -65,7 +65,13 @@ class _Wrapper(Controller):
 
 @dataclass(frozen=True)
 class Limited(_Wrapper):
-    """Keep k in [low, high]."""
+    """Keep k in [low, high].
+
+    Attributes:
+        controller: the controller to wrap.
+        low: smallest k to use.
+        high: largest k to use.
+    """
 
     low: int
     high: int
@@ -84,6 +90,7 @@ class Bucketed(_Wrapper):
     """Round k up to a bucket, so that the shapes of windows repeat (for torch.compile, say).
 
     Attributes:
+        controller: the controller to wrap.
         buckets: allowed k, ascending; a larger k than all of them becomes the largest. Empty
             means powers of two.
     """
@@ -106,6 +113,7 @@ class RateLimited(_Wrapper):
     """Let k change by at most a factor from one estimate to the next.
 
     Attributes:
+        controller: the controller to wrap.
         factor: 2 means at most doubled and at most halved.
     """
 

@@ -89,6 +89,10 @@ class TBPTTModule(LightningModule):
         args: for a further base class, with `kwargs`.
         kwargs: see `args`.
 
+    Attributes:
+        tbptt: yours to set; the windows that are trained on.
+        automatic_optimization: False, since one batch may hold several optimiser steps.
+
     Schedulers are stepped for you: those with `"interval": "step"` after every window, others
     after every epoch. Logged are `train_loss` (the epoch's mean), `k`, `beta` and `relative_bias`.
     `global_step` and `max_steps` count windows, that is optimiser steps.

@@ -1,0 +1,221 @@
+"""The documentation: it builds, its code runs, its commands exist, every public name is in it."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import griffe
+import pytest
+import typer
+from griffe import Class, GriffeLoader
+
+import adaptive_tbptt
+from adaptive_tbptt.cli import app
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+TUTORIALS = sorted((DOCS / "tutorials").glob("*.py"))
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FOREIGN = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)="(?:https?:)?//""")
+EXTERNAL_MODULES = {"adaptive_tbptt.integrations.lightning": ["TBPTTModule"]}
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path, *kinds: str) -> list[tuple[str, str]]:
+    return [(kind, body) for kind, body in FENCE.findall(page.read_text()) if kind in kinds]
+
+
+def side(diff: str, sign: str) -> str:
+    """One side of a diff: the lines that stay, and those with the sign."""
+    lines = diff.splitlines()
+    assert all(line[:1] in (" ", "+", "-", "") for line in lines), diff
+    return "\n".join(line[1:] for line in lines if line[:1] in (" ", sign, ""))
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python", "diff")], ids=name)
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
+    """Blocks of a page share their names; of a diff the new side runs, the old one compiles."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "page"}
+    for kind, body in blocks(page, "python", "diff"):
+        if kind == "diff":
+            compile(side(body, "-"), name(page), "exec")
+            body = side(body, "+")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", adaptive_tbptt.TruncationWarning)
+            exec(compile(body, name(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_block_says_what_it_is(page):
+    """Else it would not be checked."""
+    fences = re.findall(r"^ *```(.*)$", page.read_text(), re.MULTILINE)
+    assert set(fences[::2]) <= {"python", "diff", "sh", "text"}
+    assert set(fences[1::2]) <= {""}
+
+
+def commands() -> list[str]:
+    found = []
+    for page in PAGES:
+        found += [line for _, body in blocks(page, "sh") for line in body.splitlines()]
+        found += re.findall(r"`((?:atbptt|torchrun|make) [^`]*)`", page.read_text())
+    for script in TUTORIALS:
+        found += re.findall(r"`((?:atbptt|torchrun|make) [^`]*)`", script.read_text())
+    return sorted(set(found))
+
+
+@pytest.mark.parametrize("line", commands())
+def test_a_command_of_the_docs_exists(line):
+    """Every option that is named exists; nothing is run."""
+    words = shlex.split(line, comments=True)
+    if words[0] == "make":
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert words[1] in targets
+        return
+    if words[0] in ("pip", "python"):
+        assert words[0] == "pip" or (ROOT / words[1]).exists()
+        return
+    if words[0] == "torchrun" and "adaptive_tbptt" in words:
+        words = words[words.index("adaptive_tbptt") :]
+    elif words[0] == "torchrun":
+        return
+    command = typer.main.get_command(app)
+    if "..." in words or {"COMMAND", "NAME"} & set(words[:2]):  # a pattern, not a command
+        return
+    rest, path = words[1:], words[0]
+    while hasattr(command, "commands") and rest and rest[0] in command.commands:
+        command, rest, path = command.commands[rest[0]], rest[1:], f"{path} {rest[0]}"
+    if rest != ["--help"]:
+        command.make_context(path, rest)
+
+
+def build(folder: Path) -> None:
+    """Build the documentation as `make docs` does; warnings are errors."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+
+
+@pytest.mark.xdist_group("docs")
+def test_the_site(tmp_path):
+    """One test, since to build it takes long."""
+    build(tmp_path / "site")
+    assert foreign(tmp_path / "site") == []
+    assert left_out(tmp_path / "site") == []
+    assert undocumented(tmp_path / "site") == []
+
+
+def foreign(site: Path) -> list[Path]:
+    """Return the pages that would fetch something from elsewhere."""
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 20
+    found = [page for page in pages if FOREIGN.search(page.read_text())]
+    styles = [s for s in site.rglob("*.css") if re.search(r"url\((?:https?:)?//", s.read_text())]
+    return found + styles
+
+
+def left_out(site: Path) -> list[Path]:
+    """Return the results and tutorials that the site does not show."""
+    parts = [ROOT / "results" / "speed" / name for name in ("README.md", "bench.md", "memory.md")]
+    speed = (site / "benchmarks.html").read_text()
+    missing = [part for part in parts if part.read_text().splitlines()[-1] not in speed]
+    tables = (site / "results.html").read_text()
+    for table in sorted(ROOT.glob("results/*/table.md")):
+        if table.read_text().partition("\n")[0].removeprefix("# ") not in tables:
+            missing.append(table)
+    for script in TUTORIALS:
+        if "What it printed" not in (site / "tutorials" / f"{script.stem}.html").read_text():
+            missing.append(script)
+    pictures = sorted((ROOT / "results").rglob("*.png"))
+    return missing + [p for p in pictures if not (site / p.relative_to(ROOT)).exists()]
+
+
+def public_objects():
+    loader = GriffeLoader(search_paths=[ROOT / "src"])
+    loader.load("adaptive_tbptt")
+    places = {n: getattr(adaptive_tbptt, n).__module__ for n in adaptive_tbptt.__all__}
+    for module, names in EXTERNAL_MODULES.items():
+        places |= dict.fromkeys(names, module)
+    theory = loader.modules_collection["adaptive_tbptt.theory"]
+    places |= {n: theory.path for n, o in theory.functions.items() if not n.startswith("_")}
+    return {n: loader.modules_collection[f"{where}.{n}"] for n, where in places.items()}
+
+
+OBJECTS = public_objects()
+
+
+def members(cls: Class) -> dict[str, griffe.Object]:
+    return {n: m for n, m in cls.all_members.items() if not n.startswith("_")}
+
+
+def described(cls: Class, member: str) -> bool:
+    """Tell whether the docstring of a class, or of a base, has a line for the member."""
+    texts = [c.docstring.value for c in (cls, *cls.mro()) if c.docstring]
+    return any(re.search(rf"^\s*{member}: ", text, re.MULTILINE) for text in texts)
+
+
+@pytest.mark.parametrize("public", OBJECTS)
+def test_a_public_name_has_a_docstring(public):
+    found = OBJECTS[public]
+    assert found.docstring, public
+    if found.is_class:
+        silent = [
+            n for n, m in members(found).items() if not m.docstring and not described(found, n)
+        ]
+        assert not silent
+
+
+def undocumented(site: Path) -> list[str]:
+    """Return what the API pages lack; members stand in the section of their class, or of a base."""
+    html = "\n".join(page.read_text() for page in sorted((site / "api").glob("*.html")))
+    heads = re.split(r'<h2 id="adaptive_tbptt\.(?:[\w.]+\.)?(\w+)" class="doc', html)
+    sections = dict(zip(heads[1::2], heads[2::2], strict=True))
+    missing = [public for public in OBJECTS if public not in sections]
+    for public, found in OBJECTS.items():
+        if not found.is_class or public in missing:
+            continue
+        lineage = [public, *(base.name for base in found.mro())]
+        text = "".join(sections.get(one, "") for one in lineage)
+        for n in members(found):
+            shown = rf'(?:id|title)="adaptive_tbptt\.[\w.]+\.{n}"|<code>{n}</code>'
+            if not re.search(shown, text):
+                missing.append(f"{public}.{n}")
+    return missing
+
+
+@pytest.mark.parametrize("script", TUTORIALS, ids=lambda s: s.stem)
+def test_a_tutorial_runs(script, tmp_path):
+    command = [sys.executable, str(script), str(tmp_path / "out")]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    made = {p.name for p in (tmp_path / "out").iterdir()}
+    assert made
+    assert made == set(re.findall(r"\.\./img/([\w.-]+)", script.read_text()))
+    assert made <= {p.name for p in (DOCS / "img").iterdir()}
+
+
+def test_the_first_picture_is_made_by_a_script(tmp_path):
+    command = [sys.executable, str(ROOT / "tools" / "adapting_figure.py"), "--epochs", "1"]
+    command += ["--out", str(tmp_path / "adapting.png")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "adapting.png").stat().st_size > 10_000
