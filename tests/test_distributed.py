@@ -47,12 +47,12 @@ def make(masked):
     return model, at.SequenceStream(x, y, resets)
 
 
-def train_own_loop(masked=False, epochs=2, wrapped=False):
+def train_own_loop(masked=False, epochs=2, wrapped=False, control=CONTROL):
     """Train in a person's own loop; return parameters, losses and the history of K."""
     model, stream = make(masked)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, weight_decay=0.01)
     given = nn.parallel.DistributedDataParallel(model) if wrapped else model
-    tbptt = at.AdaptiveTBPTT(given, Masked(), CONTROL, estimates_per_epoch=3, burn_in=4)
+    tbptt = at.AdaptiveTBPTT(given, Masked(), control, estimates_per_epoch=3, burn_in=4)
     losses = []
     for _ in range(epochs):
         for window in tbptt.windows(stream):
@@ -61,6 +61,8 @@ def train_own_loop(masked=False, epochs=2, wrapped=False):
             optimizer.zero_grad()
     found = [p.detach() for p in model.parameters()]
     found.append(torch.from_numpy(tbptt.profile.state_norms))
+    if tbptt.profile.contributions is not None:
+        found.append(torch.from_numpy(tbptt.profile.contributions.norms))
     return found, losses, [e.k for e in tbptt.history]
 
 
@@ -112,11 +114,23 @@ def assert_close(a, b):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_two_processes_train_as_one_does(tmp_path, masked):
-    parameters, losses, ks = train_own_loop(masked)
+MEASURED = at.BiasTolerance(
+    delta=0.3,
+    k_min=2,
+    k_max=12,
+    window=12,
+    gauge=at.MeasuredGauge(size=32, probes=at.Probes(3, 8, 12)),
+)
+
+
+@pytest.mark.filterwarnings("ignore::adaptive_tbptt.TruncationWarning")
+@pytest.mark.parametrize(
+    ("masked", "control"), [(False, CONTROL), (True, CONTROL), (False, MEASURED)]
+)
+def test_two_processes_train_as_one_does(tmp_path, masked, control):
+    parameters, losses, ks = train_own_loop(masked, control=control)
     theirs, their_losses, their_ks = on_ranks(
-        tmp_path, 2, train_own_loop, masked=masked, wrapped=masked
+        tmp_path, 2, train_own_loop, masked=masked, wrapped=masked, control=control
     )
     assert len(set(ks)) > 1, "K never changed: the test shows nothing"
     assert their_ks == ks

@@ -11,6 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Array = NDArray[np.float64]
+GROUPS = 8  # independent groups of rows per probe; with them one sketch per row need not be kept
+
+
+def group_edges(samples: int) -> NDArray[np.int64]:
+    """Return where the groups of so many samples begin, and the end of the last."""
+    return np.linspace(0, samples, min(GROUPS, samples) + 1).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -47,9 +53,10 @@ class Contributions:
         return replace(self, norms=self.norms * factor, sketches=sketches)
 
     def silent(self, samples: int) -> Contributions:
-        """Return those of so many samples without a loss, as one group."""
-        nothing = np.zeros((self.window, 1, self.sketches.shape[2]), np.float32)
-        return Contributions(np.zeros((self.window, samples)), nothing, np.array([samples]))
+        """Return those of so many samples without a loss."""
+        sizes = np.diff(group_edges(samples))
+        nothing = np.zeros((self.window, len(sizes), self.sketches.shape[2]), np.float32)
+        return Contributions(np.zeros((self.window, samples)), nothing, sizes)
 
     def to_dict(self) -> dict[str, Tensor]:
         """Return tensors, for a checkpoint."""

@@ -8,12 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .contributions import Contributions
+from .contributions import Contributions, group_edges
 from .model import Nest, Recurrent, rows_of, steps_of
 from .sketch import Sketch
 from .uses import Recorder, Use, squared_norms, trained
-
-GROUPS = 8  # independent groups of rows per probe; with them one sketch per row need not be kept
 
 
 class ParameterLags:
@@ -40,10 +38,9 @@ class ParameterLags:
             raise ValueError("no parameter of the model requires a gradient")
         self.rows, self.affine, self.scale = rows, affine, 1.0
         self._sketch = _sketch_of(recurrent, self.parameters, size) if size else None
-        groups = min(GROUPS, rows)
-        self._cuts = np.linspace(0, rows, groups + 1).astype(int)
+        self._cuts = group_edges(rows)
         self._norms = np.zeros((window, rows))
-        self._sketches = np.zeros((window, groups, size), np.float32)
+        self._sketches = np.zeros((window, len(self._cuts) - 1, size), np.float32)
         self._next = 0
 
     def recorder(

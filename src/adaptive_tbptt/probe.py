@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from .backprop import Weigh, advance
+from .backprop import Weigh, advance, default_weigh
 from .compiled import eager
 from .denormals import flushed_denormals
 from .lag_norms import LagNorms
@@ -174,9 +174,14 @@ def is_affine(recurrent: Recurrent, loss_fn: LossFn, segment: Segment, state: St
     if torch.is_autocast_enabled(recurrent.device.type) or segment.steps == 1:
         return False
     if recurrent.affine is None:
-        steps, rows = min(segment.steps, 4), torch.arange(min(segment.rows, 2))
+        weigh = default_weigh(loss_fn)
+
+        def has_loss(row: int) -> bool:
+            return weigh(map_leaves(lambda x: x[-1:, row : row + 1], segment.targets)) > 0
+
+        rows = torch.tensor([row for row in range(segment.rows) if has_loss(row)][:2])
         parts = (segment.inputs, segment.targets)
-        few = Segment(*(map_leaves(lambda x: x[-steps:, : len(rows)], part) for part in parts))
+        few = Segment(*(map_leaves(lambda x: x[-4:, rows.to(x.device)], part) for part in parts))
         start = select_rows(detach(state), rows, recurrent.dims(segment.inputs))
         recurrent.affine = True
         try:
