@@ -224,6 +224,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/promise"), help="parameters")
     parser.add_argument("--out", type=Path, default=Path("results/promise"))
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--backwards", action="store_true", help="for a second process beside")
     given = parser.parse_args()
     torch.set_num_threads(1)
     config = PRESETS["paper"].changed(k=given.k, data=given.data)
@@ -232,20 +233,22 @@ def main() -> None:
     recurrent = at.as_recurrent(model)
     cells = given.out / "cells"
     cells.mkdir(parents=True, exist_ok=True)
-    for epoch in EPOCHS:
-        path = cells / f"epoch-{epoch}.json"
-        if path.exists():
-            continue
+    points = []
+    for epoch in reversed(EPOCHS) if given.backwards else EPOCHS:
         model.load_state_dict(torch.load(given.work / f"{epoch}.pt"))
-        point = {
-            "epoch": epoch,
-            "truth": truth(model, config, stream),
-            "choices": choices(recurrent, config, stream, given.repeats),
-        }
-        path.write_text(json.dumps(point, indent=1))
-        print(f"epoch {epoch}: measured", flush=True)
-    points = [json.loads((cells / f"epoch-{e}.json").read_text()) for e in EPOCHS]
-    rows = judge(points)
+        point: dict[str, Any] = {"epoch": epoch}
+        for name, measure in (
+            ("truth", lambda: truth(model, config, stream)),
+            ("choices", lambda: choices(recurrent, config, stream, given.repeats)),
+        ):
+            path = cells / f"{name}-{epoch}.json"
+            if not path.exists():
+                found = json.dumps(measure())
+                path.write_text(found)
+                print(f"epoch {epoch}: {name}", flush=True)
+            point[name] = json.loads(path.read_text())
+        points.append(point)
+    rows = judge(sorted(points, key=lambda point: point["epoch"]))
     with (given.out / "checks.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()

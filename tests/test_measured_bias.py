@@ -224,3 +224,10 @@ def test_gauge_without_contributions_says_what_is_missing():
         at.MeasuredGauge().bias(profile)
     with pytest.raises(ValueError, match="fresh"):
         at.MeasuredGauge(probes=at.Probes(5, 2))
+
+
+def test_bound_that_noise_hides_asks_for_more_and_uses_k_max():
+    c = made_up(np.zeros((20, 64)), 0.7 ** np.arange(20), groups=16)
+    profile = at.LagProfile(np.ones((21, 64)), {}, np.zeros((21, 1)), contributions=c)
+    choice = at.choose_truncation(at.ParameterGauge().bias(profile), delta=0.1, k_max=15, k_now=4)
+    assert (choice.k, choice.outcome) == (15, at.Outcome.UNRESOLVED)

@@ -188,8 +188,8 @@ class ParameterGauge(_ParameterSpace):
         curve = super().bias(profile)
         if np.isfinite(curve.log_relative).any() or not curve.fit.decays:
             return curve
-        norm, _ = gradient_norm(_contributions(profile), self.level)
-        return replace(curve, hidden=norm > curve.absolute[-1])
+        norm, lowest = gradient_norm(_contributions(profile), self.level)
+        return replace(curve, hidden=lowest == 0.0 or norm > curve.absolute[-1])
 
 
 @dataclass(frozen=True)
