@@ -49,9 +49,9 @@ def write_figures(experiment: Experiment, cells: Cells, folder: Path) -> list[Pa
 
 
 def _axes(experiment: Experiment, y: str, x: str) -> Axes:
-    figure = Figure(figsize=(6.0, 4.2), layout="constrained")
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.add_subplot()
-    axes.set_title(experiment.title)
+    figure.suptitle(experiment.title, fontsize="medium")
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.grid(alpha=0.25, lw=0.5)
@@ -101,13 +101,26 @@ def _curves(
             markevery=max(1, length // 12),
             **_style(experiment, setting),
         )
-    if metric.endswith("_ppl"):
+    if not metric.endswith("_ppl"):
+        _leave_out_the_start(axes)
+    else:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:.3g}")
         axes.yaxis.set_minor_formatter("{x:.3g}")
         axes.tick_params(axis="y", which="both", labelsize="small")
-    axes.legend(fontsize="small", ncols=2)
+    # Beside the axes: inside, it would lie on the curves.
+    axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.01, 1.0))
     return _figure(axes)
+
+
+def _leave_out_the_start(axes: Axes) -> None:
+    """Fit the y axis to what comes after the first tenth of every curve, and say so if it cuts."""
+    curves = [np.asarray(line.get_ydata(), dtype=float) for line in axes.get_lines()]
+    later = np.concatenate([y[len(y) // 10 + 1 :] for y in curves if len(y) > 10] or curves)
+    if max(y.max() for y in curves) > later.max():
+        room = 0.08 * (later.max() - later.min())
+        axes.set_ylim(later.min() - room, later.max() + room)
+        axes.set_title("the first epochs lie above", fontsize="x-small", loc="right")
 
 
 def _repeats(experiment: Experiment, cells: Cells, name: str, label: str) -> Figure:
@@ -141,9 +154,15 @@ def _repeats(experiment: Experiment, cells: Cells, name: str, label: str) -> Fig
         for delta in experiment.deltas:
             axes.axhline(delta, color="0.5", lw=0.7, ls=":")
             axes.annotate(
-                f"{delta:g}", (1.0, delta), xycoords=("axes fraction", "data"), fontsize="x-small"
+                f"delta = {delta:g}",
+                (0.01, delta),
+                xycoords=("axes fraction", "data"),
+                fontsize="x-small",
+                ha="left",
+                va="bottom",
             )
-    axes.legend(fontsize="small", ncols=2)
+    # Beside the axes: inside, it would lie on the curves.
+    axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.01, 1.0))
     return _figure(axes)
 
 
@@ -152,7 +171,7 @@ def _decay(experiment: Experiment, cells: Cells) -> Figure:
     best = min(cells, key=lambda cell: cell[next(iter(experiment.metrics))])
     decay = best["decay"]
     axes = _axes(experiment, r"gradient norm $\phi_k$", "lag k (steps)")
-    axes.set_title(f"{experiment.title}\n{best['setting']}, initialisation {best['init']}")
+    axes.set_title(f"{best['setting']}, initialisation {best['init']}", fontsize="medium")
     lags = np.arange(len(decay["mean"]))
 
     def positive(values: list[float | None]) -> np.ndarray:
