@@ -169,9 +169,9 @@ def test_jobs_do_not_change_the_numbers_and_finished_cells_are_skipped(tmp_path)
         assert run_cells(cells, folder, tmp_path / f"work{jobs}", jobs=jobs, say=said.append) == []
     results = [read_cells(tmp_path / j) for j in "12"]
     for a, b in zip(*results, strict=True):
-        assert {k: v for k, v in a.items() if k not in ("seconds", "origin")} == {
-            k: v for k, v in b.items() if k not in ("seconds", "origin")
-        }
+        for cell in (a, b):
+            del cell["seconds"], cell["origin"], cell["curves"]["seconds"]
+        assert a == b
     said.clear()
     run_cells(cells, tmp_path / "1", tmp_path / "work1", say=said.append)
     assert said == ["3 of 3 cells are finished"]
