@@ -143,3 +143,21 @@ def test_which_models_are_recorded(case):
     recurrent = as_recurrent(model)
     at.probe(recurrent, loss_fn, inputs, targets, parameters=True)
     assert recurrent.affine == (name not in NOT_RECORDED)
+
+
+@pytest.mark.parametrize("rnn", [nn.LSTM, nn.GRU])
+def test_sequences_that_start_inside_the_window_take_the_fast_path_too(double, rnn):
+    model = LanguageModel(4, 5, 2, rnn.__name__.lower(), dropout=0.0)
+    inputs, targets = symbol_data(4)
+    resets = torch.zeros(WINDOW, ROWS, dtype=torch.bool)
+    resets[2, 0] = resets[2, 1] = resets[5, 1] = resets[6, 2] = resets[0, 2] = True
+    fast, slow = (
+        at.probe(model, symbol_loss, inputs, targets, resets=resets, sketch=SIZE, fused=fused)
+        for fused in (True, False)
+    )
+    np.testing.assert_allclose(fast.state_norms, slow.state_norms, rtol=1e-8, atol=1e-14)
+    ours, theirs = fast.contributions, slow.contributions
+    np.testing.assert_allclose(ours.norms, theirs.norms, rtol=1e-8, atol=1e-14)
+    np.testing.assert_allclose(ours.sketches, theirs.sketches, rtol=1e-5, atol=1e-7)
+    assert not ours.norms[2:, 1].any()  # row 1 starts at step 5: nothing reaches beyond lag 1
+    assert ours.norms[:2, 1].all()

@@ -16,7 +16,7 @@ from .model import LossFn, Recurrent, rows_of
 from .parameter_lags import ParameterLags
 from .parameter_pass import as_variable
 from .precision import autocast_format, no_autocast
-from .state import State, leaves, map_leaves, select_rows
+from .state import State, leaves, map_leaves, reset_rows, select_rows
 from .stream import Segment
 from .unroll import Step, unroll
 from .uses import Recorder
@@ -76,10 +76,18 @@ class LastStep:
             out = out.transpose(0, 1) if self._layer.batch_first else out
             x = self._seen[0].transpose(0, 1) if self._layer.batch_first else self._seen[0]
             with torch.no_grad():
-                passed = LayerPass(self._layer, x.detach(), self._state, self._lags)
+                passed = LayerPass(self._layer, x.detach(), self._started(), self._lags)
                 uses += passed.backward_from(out, state)[1]
         self._lags.add_uses(uses)
         return readout, lag1
+
+    def _started(self) -> State:
+        """Return the state that the layer is given: that of rows which start here is initial."""
+        resets = self._segment.resets
+        if resets is None:
+            return self._state
+        initial = self._recurrent.initial_state(self._segment.inputs)
+        return reset_rows(self._state, resets[0], initial, self._recurrent.known_dims)
 
     def _run(self, segment: Segment, state: State) -> tuple[Step, Tensor]:
         """Run the step and return it with the loss summed over its rows."""

@@ -8,6 +8,7 @@ what is held at once does not depend on the window.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -18,7 +19,7 @@ from .model import Recurrent
 from .parameter_lags import ParameterLags
 from .parameter_pass import ParameterPass, as_variable, check_carries
 from .precision import forget_casts, no_autocast
-from .state import State, detach, leaves, map_leaves
+from .state import State, detach, leaves, map_leaves, per_row, reset_rows
 from .stream import Segment
 from .undisturbed import RandomState, get_random_state, set_random_state
 from .unroll import unroll
@@ -74,6 +75,60 @@ def _alias(state: State) -> State:
     # What a step made of its own new state (a higher layer, say) hangs on the original, so only
     # the paths from the next step on reach the alias.
     return map_leaves(lambda x: x.view_as(x), state)
+
+
+class ResetPass:
+    """Passes over the stretches between the starts of sequences, one after another.
+
+    Args:
+        recurrent: the model.
+        parts: the stretches, in the order of time.
+        masks: `(rows,)` for each, true where a row starts anew at its first step; None for none.
+    """
+
+    def __init__(self, recurrent: Recurrent, parts: list[Pass], masks: list[Tensor | None]) -> None:
+        self._recurrent, self._parts, self._masks = recurrent, parts, masks
+        self.leaving = parts[-1].leaving
+
+    def backward(self, gradients: list[Tensor]) -> list[Tensor]:
+        """See `Pass`."""
+        found = []
+        for part, mask in zip(reversed(self._parts), reversed(self._masks), strict=True):
+            steps = part.backward(gradients)
+            if mask is not None:  # nothing of the past reaches a row that starts anew
+                for leaf, dim in zip(steps, self._recurrent.known_dims, strict=True):
+                    if dim is not None:
+                        leaf[0] *= per_row(~mask.to(leaf.device), leaf[0], dim)
+            gradients = [leaf[0] for leaf in steps]
+            found.append(steps)
+        return [torch.cat(leaf[::-1]) for leaf in zip(*found, strict=True)]
+
+
+def fused_pass(
+    recurrent: Recurrent, segment: Segment, state: State, lags: ParameterLags | None
+) -> Pass | None:
+    """Take the fast path between the starts of sequences; return None where it does not apply."""
+    resets = segment.resets
+    if resets is None or not resets.any():
+        return layer_pass(recurrent, segment.inputs, state, lags)
+    initial = recurrent.initial_state(segment.inputs)
+    if any(leaf.requires_grad for leaf in leaves(initial)):
+        return None  # a learned initial state has a gradient of its own
+    starts = torch.nonzero(resets.any(dim=1)).flatten().tolist()
+    parts: list[Pass] = []
+    masks: list[Tensor | None] = []
+    for start, stop in pairwise(sorted({0, *starts, segment.steps})):
+        mask = resets[start] if start in starts else None
+        if mask is not None:
+            dims = recurrent.dims(segment.inputs)
+            state = reset_rows(state, mask, initial, dims)
+        part = layer_pass(recurrent, segment.between(start, stop).inputs, state, lags)
+        if part is None:
+            return None
+        parts.append(part)
+        masks.append(mask)
+        state = part.leaving
+    return ResetPass(recurrent, parts, masks)
 
 
 class _Shelf:
@@ -159,9 +214,8 @@ class Segments:
         forget_casts()
         segment = self._window.between(start, min(start + self._length, self._window.steps))
         lags = self._lags
-        whole = segment.resets is None or not segment.resets.any()
-        if self._fused and whole and (lags is None or lags.affine):
-            passed = layer_pass(self._recurrent, segment.inputs, state, lags)
+        if self._fused and (lags is None or lags.affine):
+            passed = fused_pass(self._recurrent, segment, state, lags)
             if passed is not None:
                 return passed
         if lags is not None:
