@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 import adaptive_tbptt as at
 from adaptive_tbptt.experiments.run import make_optimizer
-from adaptive_tbptt.figures import GREEN, ORANGE, SKY, VERMILION
+from adaptive_tbptt.palette import GREEN, ORANGE, SKY, VERMILION
 from adaptive_tbptt.probe import probe_segment
 from adaptive_tbptt.tasks.copy_task import PRESETS, CopyConfig
 
@@ -36,6 +36,7 @@ GAUGES: dict[str, at.Gauge] = {
     "release": at.ReleaseGauge(tau=0.8),
     "parameter bound": at.ParameterGauge(probes=PROBES),
     "measured": at.MeasuredGauge(probes=PROBES),
+    "measured, 95 %": at.MeasuredGauge(probes=PROBES, level=0.95),
 }
 
 
@@ -201,7 +202,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         here = [r for r in rows if r["delta"] == delta and is_resolved(r)]
         for i, (name, (marker, colour)) in enumerate(styles.items()):
             mine = [r for r in here if r["gauge"] == name]
-            x = np.array([r["epoch"] for r in mine], float) + (i - 1.5) * 1.2
+            x = np.array([r["epoch"] for r in mine], float) + (i - 2) * 1.2
             style = {"marker": marker, "s": 16, "alpha": 0.7, "color": colour}
             upper.scatter(x, [r["k"] for r in mine], label=name, **style)
             seen = [(e, r["true"]) for e, r in zip(x, mine, strict=True) if r["true"] is not None]

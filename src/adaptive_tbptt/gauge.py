@@ -139,7 +139,7 @@ class _ParameterSpace(Gauge):
     """
 
     tau: int | float = 0.5
-    size: int = 512
+    size: int = 1024
     level: float = 0.9
     probes: Probes = SEVERAL
 
