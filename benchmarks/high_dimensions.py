@@ -50,7 +50,7 @@ def look(recurrent: at.Recurrent, config: LanguageConfig, stream: Any, probes: i
             burn_in=config.burn_in,
             train=True,
             parameters=True,
-            sketch=512,
+            sketch=GAUGES["measured"].sketch,
         )
         for _ in range(probes)
     ]

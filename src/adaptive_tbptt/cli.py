@@ -352,7 +352,7 @@ def bench(
         list[str] | None, typer.Option(help="smoke, copy, ptb-small or ptb; may be repeated.")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="probe, training or adaptivity; may be repeated.")
+        list[str] | None, typer.Option(help="probe, gauges, training, adaptivity; may be repeated.")
     ] = None,
     sweeps: Annotated[
         bool, typer.Option(help="Also the cost against R, K, T and hidden size, as a picture.")
