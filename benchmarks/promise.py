@@ -29,14 +29,14 @@ from adaptive_tbptt.tasks.copy_task import PRESETS, CopyConfig
 EPOCHS = [0, 1, 3, 5, *range(10, 61, 10), *range(80, 201, 20), 210]
 DELTAS = (0.5, 0.1)
 TRUE_KS = [1, 2, 3, 4, 5, 6, 7, *range(8, 20), 20, 22, 25, 30, 40, 60]
-# A snapshot has no earlier estimates to remember, so all evidence is fresh.
-PROBES = at.Probes(fresh=4, budget=32, remembered=0)
+# As in training, where 4 fresh probes join up to 28 of earlier estimates; a snapshot has none, so
+# all are fresh.
+PROBES = at.Probes(fresh=32, budget=32, remembered=0)
 GAUGES: dict[str, at.Gauge] = {
     "printed": at.PaperGauge(tau=0.8),
     "release": at.ReleaseGauge(tau=0.8),
     "parameter bound": at.ParameterGauge(probes=PROBES),
     "measured": at.MeasuredGauge(probes=PROBES),
-    "measured, 95 %": at.MeasuredGauge(probes=PROBES, level=0.95),
 }
 
 
@@ -202,7 +202,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         here = [r for r in rows if r["delta"] == delta and is_resolved(r)]
         for i, (name, (marker, colour)) in enumerate(styles.items()):
             mine = [r for r in here if r["gauge"] == name]
-            x = np.array([r["epoch"] for r in mine], float) + (i - 2) * 1.2
+            x = np.array([r["epoch"] for r in mine], float) + (i - 1.5) * 1.2
             style = {"marker": marker, "s": 16, "alpha": 0.7, "color": colour}
             upper.scatter(x, [r["k"] for r in mine], label=name, **style)
             seen = [(e, r["true"]) for e, r in zip(x, mine, strict=True) if r["true"] is not None]

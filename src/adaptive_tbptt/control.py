@@ -197,8 +197,9 @@ class BiasTolerance(Controller):
             k_max=self.k_max,
             k_now=control.k,
         )
-        unresolved = decision.outcome is Outcome.UNRESOLVED
-        if probed < (probes.budget if unresolved else probes.fresh):
+        # An answer that a few probes seem to give is not trusted: one looks until it comes.
+        early = decision.outcome is Outcome.UNRESOLVED or 0 < len(evidence) < probes.budget
+        if probed < (probes.budget if early else probes.fresh):
             return Control(control.k, decision, evidence=evidence, probed=probed)
         return Control(decision.k, decision, evidence=evidence)
 

@@ -29,7 +29,8 @@ class Probes(NamedTuple):
 
     Attributes:
         fresh: at least so many.
-        budget: at most so many, while the answer is not resolved.
+        budget: at most so many, while the answer is not resolved, or rests on fewer than this in
+            all: the first estimate spends the whole budget.
         remembered: of earlier estimates, so many still count: parameters move slowly.
     """
 
