@@ -189,6 +189,8 @@ class BiasTolerance(Controller):
         probes, probed, evidence = self.gauge.probes, control.probed + 1, control.evidence
         if profile.contributions is not None:
             evidence = (*evidence, profile.contributions)[-probes.remembered - probed :]
+            if probed < probes.fresh:
+                return Control(control.k, control.decision, evidence=evidence, probed=probed)
             profile = with_evidence(profile, evidence)
         decision = choose_truncation(
             self.gauge.bias(profile),
