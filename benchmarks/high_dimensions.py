@@ -105,6 +105,8 @@ def run(config: LanguageConfig, path: Path, epochs: int, probes: int) -> None:
 def table(runs: dict[str, Any]) -> str:
     """Return the last look of every setting as Markdown."""
     lines = [
+        "# Beta and K after the last epoch",
+        "",
         "| setting | epoch | valid PPL | beta, state | beta, parameters | "
         + " | ".join(f"K, {name}" for name in GAUGES)
         + " |",

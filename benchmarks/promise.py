@@ -254,7 +254,8 @@ def main() -> None:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    (given.out / "table.md").write_text(summary(rows) + "\n")
+    title = "# Asked against true relative bias, by gauge"
+    (given.out / "table.md").write_text(f"{title}\n\n{summary(rows)}\n")
     draw(rows, given.out / "asked_against_true.png")
     print(summary(rows))
 

@@ -103,8 +103,11 @@ def tables() -> str:
     parts = []
     for table in sorted((ROOT / "results").glob("*/table.md")):
         folder = table.parent.relative_to(ROOT)
-        parts.append(include(f"{folder}/table.md"))
+        story = include(f"{folder}/README.md")
+        parts += [story, include(f"{folder}/table.md")]
         parts += [
-            f"![{p.stem} of {table.parent.name}]({folder}/{p.name})" for p in pictures(table.parent)
+            f"![{p.stem} of {table.parent.name}]({folder}/{p.name})"
+            for p in pictures(table.parent)
+            if p.name not in story
         ]
     return "\n\n".join(parts) or "No table is complete yet."
