@@ -35,6 +35,24 @@ class OfLinearMaps(nn.Module):
         return self.readout(torch.stack(out)), h
 
 
+class Padded(nn.Module):
+    """An embedding whose row 0 is padding and never trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.recurrent = nn.Embedding(4, 3, padding_idx=0), nn.GRU(3, 4)
+
+    def forward(self, inputs: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return self.recurrent(self.embedding(inputs), state)
+
+
+def padded_data():
+    inputs, targets = symbol_data(4)
+    inputs[:-2, 0] = inputs[:4, 1] = 0  # seen by the window, not by the steps that choose a path
+    inputs[-4:, :2] = inputs[-4:, :2].clamp_min(1)
+    return inputs, targets
+
+
 class OfOtherMaps(nn.Module):
     """A decay per unit, and a matrix that enters twice per step: nothing is an outer product."""
 
@@ -74,6 +92,7 @@ CASES = {
     "linear maps": lambda: (OfLinearMaps(), MSE, *float_data(3, 2)),
     "other maps": lambda: (OfOtherMaps(), MSE, *float_data(3, 5)),
     "linear encoder": lambda: (SymbolModel(4, 5), symbol_loss, *symbol_data(4)),
+    "padding": lambda: (Padded(), symbol_loss, *padded_data()),
     "embedding": lambda: (SymbolModel(4, 5, 1, "gru", "embedding"), symbol_loss, *symbol_data(4)),
     "tied head": lambda: (LanguageModel(4, 5, dropout=0.0), symbol_loss, *symbol_data(4)),
     "tied head, two layers": lambda: (

@@ -123,6 +123,16 @@ def test_curve_that_rises_again_is_met_only_after_its_last_rise():
     assert at.choose_truncation(curve, delta=0.5, k_max=19).k == 9
 
 
+def test_what_the_window_saw_is_not_put_down_to_the_fit():
+    mean = np.full((40, 64), 1e-6) * 0.5 ** np.arange(40)[:, None]
+    mean[0], mean[30] = 1.0, np.tile([0.5, -0.5], 32)  # needed far past tau, and measured there
+    c = made_up(mean, 1e-5 * 0.5 ** np.arange(40), groups=16)
+    choice = at.choose_truncation(
+        measured_bias(c, at.fit_decay(0.5 ** np.arange(40.0), tau=0.5)), delta=0.1, k_max=39
+    )
+    assert (choice.k, choice.outcome) == (30, at.Outcome.MET)
+
+
 @pytest.mark.parametrize("losses", [None, 1, 4, 1.0])
 def test_cut_weights_are_what_a_training_window_misses(losses):
     window, k = 12, 5

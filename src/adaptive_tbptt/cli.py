@@ -292,12 +292,14 @@ def check_bias(
     k: Annotated[int | None, typer.Option(help="K to check; that of the best epoch.")] = None,
     split: Annotated[str, typer.Option(help="Whose data: train, valid or test.")] = "train",
     segments: Annotated[int, typer.Option(help="Random segments; more, more certain.")] = 32,
+    window: Annotated[int | None, typer.Option(help="Lags to compare with; the run's own.")] = None,
 ) -> None:
     """Measure what the relative bias at a run's K really is, beside what each gauge says."""
     from .experiments.check import check_run
     from .experiments.report import load_run
 
-    found = check_run(load_run(run, TASKS), run, delta=delta, k=k, split=split, segments=segments)
+    asked: dict[str, Any] = {"delta": delta, "k": k, "split": split}
+    found = check_run(load_run(run, TASKS), run, **asked, segments=segments, window=window)
     _out.print(str(found), highlight=False, markup=False, soft_wrap=True)
 
 

@@ -167,8 +167,8 @@ class _ParameterSpace(Gauge):
 class ParameterGauge(_ParameterSpace):
     """A true bound up to sampling: sums of E||c_k|| over the lower limit of ||E g_R|| - E(R).
 
-    The state's norm counts directions that never reach the parameters; this one does not, so its
-    beta stays below 1 where theirs does not, and no bound M on dh/dtheta is needed.
+    The state's norm counts directions that never reach the parameters; this one does not, and no
+    bound M on dh/dtheta is needed.
 
     Attributes:
         tau: first lag of the decay fit; half of the window by default.

@@ -111,7 +111,7 @@ def measured_bias(
     """
     z = contributions.sketches
     if not z.shape[2]:
-        raise ValueError("the bias is measured from sketches: probe with sketch=512, say")
+        raise ValueError("the bias is measured from sketches: probe with sketch=1024, say")
     whole = _whole(contributions, level)
     window = contributions.window + 1
     if whole.hidden:

@@ -146,12 +146,14 @@ def _choose(
 ) -> tuple[int, Outcome]:
     if not bias.fit.decays:
         return k_max, Outcome.NO_DECAY
-    if not isinstance(bias, MeasuredCurve):
-        if bias.hidden:
-            return k_max, Outcome.UNRESOLVED
-    elif not is_resolved(*open_range(bias, delta, k_min, k_max)):
+    seen = bias.fit.tau  # past it a bound is the fit's word alone, a measurement past the window
+    if isinstance(bias, MeasuredCurve):
+        seen = bias.window
         low, high = open_range(bias, delta, k_min, k_max)
-        return min(max(low, high if k_now is None else k_now), high), Outcome.UNRESOLVED
+        if not is_resolved(low, high):
+            return min(max(low, high if k_now is None else k_now), high), Outcome.UNRESOLVED
+    elif bias.hidden:
+        return k_max, Outcome.UNRESOLVED
     if not np.isfinite(bias.relative).any():
         return k_max, Outcome.NO_BOUND
     k = _first_met(bias, delta, k_min, k_max)
@@ -159,8 +161,7 @@ def _choose(
         return k_max, Outcome.BEYOND_MAXIMUM
     if k == k_min:
         return k, Outcome.MET_AT_MINIMUM
-    # Past tau the bound is the fit's word alone: a longer window would have seen for itself.
-    return k, Outcome.WINDOW_TOO_SHORT if k > bias.fit.tau else Outcome.MET
+    return k, Outcome.WINDOW_TOO_SHORT if k > seen else Outcome.MET
 
 
 def open_range(bias: MeasuredCurve, delta: float, k_min: int, k_max: int) -> tuple[int, int]:
@@ -192,8 +193,9 @@ def _sentence(
     if outcome is Outcome.MET_AT_MINIMUM:
         return f"delta={delta:g} is met already at k_min={k}, with a bound of {bound:.3g}"
     if outcome is Outcome.WINDOW_TOO_SHORT:
+        where = "the window" if isinstance(bias, MeasuredCurve) else f"tau={fit.tau}"
         return (
-            f"k={k} meets delta={delta:g}, but past tau={fit.tau}, where the bound rests on the "
+            f"k={k} meets delta={delta:g}, but past {where}, where the bound rests on the "
             f"fitted decay alone; measure a window longer than {bias.window}"
         )
     if outcome is Outcome.UNRESOLVED:

@@ -143,9 +143,12 @@ class Recorder(TorchFunctionMode):
             x, weight, bias = _bind(args, kwargs, "input", "weight", "bias")
             self._only(weight, bias)
             self.calls.append(_Call(result, lambda g: self._linear(x, weight, bias, g)))
-        elif func is F.embedding and not any(_bind(args, kwargs, *_EMBEDDING)[2:]):
-            index, weight = _bind(args, kwargs, *_EMBEDDING)[:2]
-            self.calls.append(_Call(result, lambda g: self._embedding(index, weight, g)))
+        elif func is F.embedding:
+            names = ("input", "weight", "padding_idx", "max_norm", "norm_type")
+            index, weight, padding, limit, _ = _bind(args, kwargs, *names)
+            if limit is not None or kwargs.get("scale_grad_by_freq"):
+                raise NotAffine("an embedding whose rows are rescaled")
+            self.calls.append(_Call(result, lambda g: self._embedding(index, weight, padding, g)))
         elif func in _ADDS and not kwargs and len(args) == 2:
             bias = next(x for x in args if isinstance(x, Tensor) and self._is_parameter(x))
             if bias.dim() != 1 or result.dim() < 2:
@@ -166,8 +169,12 @@ class Recorder(TorchFunctionMode):
             found.append(Use(bias, left))
         return found
 
-    def _embedding(self, index: Tensor, weight: Tensor, g: Tensor) -> list[Use]:
+    def _embedding(
+        self, index: Tensor, weight: Tensor, padding: int | None, g: Tensor
+    ) -> list[Use]:
         which, gradient = self._grid(index, vector=False), self._grid(g)
+        if padding is not None:  # its row is never trained
+            gradient = gradient.masked_fill((which == padding % len(weight))[..., None], 0.0)
         if id(weight) in self._turned:
             return [Use(self._turned[id(weight)], gradient, which)]
         return [Use(weight, which, gradient)]
@@ -192,9 +199,6 @@ def _bind(args: Any, kwargs: Any, *names: str) -> list[Any]:
     return [given.get(name) for name in names]
 
 
-# The options that change the gradient of an embedding; a padding index of 0 is not told from none,
-# which the comparison of both paths would find out.
-_EMBEDDING = ("input", "weight", "padding_idx", "max_norm", "scale_grad_by_freq", "sparse")
 _TURNS = (Tensor.t, torch.t)
 _ADDS = (Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add)
 

@@ -29,14 +29,14 @@ class RunCheck:
         epoch: that the parameters are of.
         delta: what was asked.
         truncated: the gradient truncated at the K in use there.
-        window: that of the training windows, of K2 losses each.
+        windows: that of the training windows, of K2 losses each.
         gauges: for each gauge, what it says of that K, and which K it would choose.
     """
 
     epoch: int
     delta: float
     truncated: BiasCheck
-    window: BiasCheck
+    windows: BiasCheck
     gauges: dict[str, tuple[float, TruncationDecision]]
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class RunCheck:
             [
                 *table,
                 f"truncated at K, epoch {self.epoch}: {self.truncated}",
-                f"training windows of {self.window.losses} losses: {self.window}",
+                f"training windows of {self.windows.losses} losses: {self.windows}",
                 f"delta={self.delta:g} is {self.truncated.verdict(self.delta)}",
             ]
         )
@@ -81,6 +81,7 @@ def check_run(
     k: int | None,
     split: str,
     segments: int,
+    window: int | None = None,
 ) -> RunCheck:
     """Measure the bias at a run's best parameters, on segments of its data that are drawn anew.
 
@@ -91,7 +92,9 @@ def check_run(
         k: to check; None is the one in use at the best epoch.
         split: whose data; the promise is about the gradient of the training data.
         segments: random segments to compare gradients on.
+        window: lags to compare with; None is the run's own window.
     """
+    config = config.changed(window=window)
     delta = config.delta if delta is None else delta
     if delta is None:
         raise ValueError("the run has a fixed K, so nothing was promised: give --delta")
@@ -112,7 +115,7 @@ def check_run(
         "seed": config.seed + 1,
     }
     (truncated,) = check_bias(model, config.loss_fn, streams[split], k, **options)
-    (window,) = check_bias(
+    (windows,) = check_bias(
         model, config.loss_fn, streams[split], k, losses=losses, steps=losses, **options
     )
     profile = _profile(config, model, streams[split], max(2, segments // 2))
@@ -121,7 +124,7 @@ def check_run(
         curve = config.changed(gauge=name).make_gauge().bias(profile)
         choice = choose_truncation(curve, delta=delta, k_min=config.k_min, k_max=config.k_max)
         found[name] = (curve.relative_at(k), choice)
-    check = RunCheck(best["epoch"], delta, truncated, window, found)
+    check = RunCheck(best["epoch"], delta, truncated, windows, found)
     with (folder / "check_bias.jsonl").open("a") as file:
         file.write(json.dumps(check.record()) + "\n")
     return check
