@@ -549,3 +549,11 @@ def test_options_are_checked(options):
         build().fit(streams()[0], epochs=0)
     with pytest.raises(ValueError, match="run_dir"):
         build().fit(streams()[0], epochs=1, resume=True)
+
+
+def test_training_time_is_told_by_the_clock_that_was_given():
+    ticks = iter(range(10_000))
+    train, _ = streams()
+    trainer = build(clock=lambda: float(next(ticks)))
+    trainer.fit(train, epochs=1)
+    assert trainer.history[-1]["seconds"] == trainer.updates  # one tick a window

@@ -77,8 +77,8 @@ class Trainer:
         patience: stop after so many epochs without a better validation loss.
         eval_chunk: steps that validation evaluates at a time.
         max_seconds: stop after so much training time, resumed runs included.
-        checkpoint_seconds: time between checkpoints inside an epoch; one is written at every end
-            of an epoch and on Ctrl-C too.
+        checkpoint_seconds: between checkpoints inside an epoch; its end and Ctrl-C write one too.
+        clock: what tells the time, in seconds.
         loggers: further places for metrics.
         tensorboard: write scalars for TensorBoard into the run folder; None does so where it is
             installed.
@@ -125,6 +125,7 @@ class Trainer:
         eval_chunk: int = 256,
         max_seconds: float | None = None,
         checkpoint_seconds: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
         loggers: Sequence[Logger] = (),
         tensorboard: bool | None = None,
         callbacks: Sequence[Callback] = (),
@@ -145,7 +146,7 @@ class Trainer:
         self.clip, self.patience, self.max_seconds = clip, patience, max_seconds
         self.checkpoint_seconds, self.show, self.eval_chunk = checkpoint_seconds, show, eval_chunk
         self.folder = RunFolder(run_dir)
-        self.loggers, self.callbacks = list(loggers), list(callbacks)
+        self.loggers, self.callbacks, self.clock = list(loggers), list(callbacks), clock
         if tensorboard is None:
             tensorboard = run_dir is not None and find_spec("tensorboard") is not None
         if tensorboard:
@@ -259,7 +260,7 @@ class Trainer:
     ) -> bool:
         """Train from the stream's cursor to its end; return whether the end was reached."""
         self.model.train()
-        began, before = time.monotonic(), self.seconds
+        began, before = self.clock(), self.seconds
         saved_at = began
         estimates = len(self.tbptt.history)
         for window in self.tbptt.windows(train):
@@ -267,7 +268,7 @@ class Trainer:
                 estimates = len(self.tbptt.history)
                 self._log_estimate()
             self._update(window)
-            now = time.monotonic()
+            now = self.clock()
             self.seconds = before + now - began
             if self.meter.pending >= 100 or display.wants_update:
                 self._check_losses()

@@ -124,8 +124,9 @@ _SMALL = (
 _RARER = ", K2=0.25K"
 _GAUGED = (
     "Not in the paper. Every setting has the same number of epochs, so the same data; the probes "
-    "of the gauges come on top and are counted in the seconds. K2 = K is the paper's window; "
-    "K2 = 0.25 K updates four times as often at the same K, with the rate scaled by sqrt(K2).",
+    "of the gauges come on top and are counted in the seconds, which are processor time of the one "
+    "thread. K2 = K is the paper's window; K2 = 0.25 K updates four times as "
+    "often at the same K, with the rate scaled by sqrt(K2).",
 )
 
 

@@ -16,7 +16,7 @@ Cells = list[dict[str, Any]]
 FIXED = [BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY]
 X_LABELS = {
     "data_passes": "data passes (epochs, probes included)",
-    "seconds": "training time, probes included (s)",
+    "seconds": "processor time of training, probes included (s)",
 }
 ADAPTIVE = [("black", "o"), ("0.35", "s"), ("0.6", "^")]
 

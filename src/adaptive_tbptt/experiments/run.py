@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +63,7 @@ def train_run(
     resume: bool = False,
     device: str = "cpu",
     show: bool = True,
+    clock: Callable[[], float] = time.monotonic,
 ) -> RunResult:
     """Train, keep the best parameters by validation loss, test and diagnose them.
 
@@ -71,6 +74,7 @@ def train_run(
             number of epochs.
         device: where to train.
         show: whether to show progress.
+        clock: what tells the time that training takes.
     """
     folder = Path(folder)
     # Before anything is written: data may be missing, the device too.
@@ -108,6 +112,7 @@ def train_run(
         ],
         show=show,
         seed=config.seed,
+        clock=clock,
     )
     fit = trainer.fit(streams["train"], streams["valid"], epochs=config.epochs, resume=resume)
     trainer.load_best()

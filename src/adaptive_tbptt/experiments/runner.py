@@ -48,7 +48,9 @@ def train_cell(cell: Cell, folder: Path) -> dict[str, Any]:
     # One thread whatever --jobs is, so that the numbers do not depend on it.
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    return summarise(cell, train_run(cell.config, folder, resume=True, show=False))
+    # Processor time: what else the machine does meanwhile does not count.
+    clock = time.process_time
+    return summarise(cell, train_run(cell.config, folder, resume=True, show=False, clock=clock))
 
 
 def run_cell(cell: Cell, cells: str, work: str) -> None:
