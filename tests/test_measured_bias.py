@@ -229,6 +229,35 @@ def test_controller_asks_until_resolved_and_remembers(double):
     assert again.history == tbptt.history
 
 
+def test_evidence_merged_by_probe_says_the_same_with_known_means():
+    rng, lags = np.random.default_rng(5), np.arange(12)
+    mean = 0.6 ** lags[:, None] * np.ones(64)
+    probes = [made_up(mean, 2.0 * 0.6**lags, groups=8, rng=rng) for _ in range(24)]
+    merged = Contributions.concatenate([c.merged() for c in probes])
+    assert merged.sketches.shape == (12, 24, 64)
+    assert list(merged.sizes) == [32] * 24
+    curve = measured_bias(merged, at.fit_decay(merged.mean, 0.5))
+    true = 0.6 ** (lags + 1.0)  # of a geometric series, up to the end of the window
+    assert (curve.low[:6] <= true[:6]).all()
+    assert (true[:6] <= curve.high[:6]).all()
+    whole = Contributions.concatenate(probes)
+    fine = measured_bias(whole, at.fit_decay(whole.mean, 0.5))
+    np.testing.assert_allclose(curve.estimate[:6], fine.estimate[:6], rtol=0.1)
+
+
+@pytest.mark.filterwarnings("ignore::adaptive_tbptt.TruncationWarning")
+@pytest.mark.parametrize("probes, groups", [((1, 1, 0), 4), ((8, 8, 3), 1)])
+def test_groups_inside_a_probe_are_kept_only_while_they_are_needed(double, probes, groups):
+    torch.manual_seed(0)
+    model, data = nn.RNN(2, 4), (torch.randn(300, 4, 2), torch.randn(300, 4, 4))
+    gauge = at.MeasuredGauge(size=64, probes=at.Probes(*probes))
+    rule = at.BiasTolerance(0.1, k_max=20, window=20, gauge=gauge)
+    tbptt = at.AdaptiveTBPTT(model, nn.functional.mse_loss, rule, burn_in=5)
+    tbptt.estimate(at.SequenceStream(*data))
+    assert {len(c.sizes) for c in tbptt.control.evidence} == {groups}
+    assert {c.norms.shape[1] for c in tbptt.control.evidence} == {4}
+
+
 def test_gauge_without_contributions_says_what_is_missing():
     profile = at.probe(
         nn.RNN(2, 3), nn.functional.mse_loss, torch.randn(20, 2, 2), torch.zeros(20, 2, 3)

@@ -52,6 +52,14 @@ class Contributions:
         sketches = (self.sketches * np.float32(factor)).astype(np.float32)
         return replace(self, norms=self.norms * factor, sketches=sketches)
 
+    def merged(self) -> Contributions:
+        """Return the same as one group: an eighth of the memory, where there are others."""
+        return replace(
+            self,
+            sketches=self.sketches.sum(axis=1, keepdims=True),
+            sizes=self.sizes.sum(keepdims=True),
+        )
+
     def silent(self, samples: int) -> Contributions:
         """Return those of so many samples without a loss."""
         sizes = np.diff(group_edges(samples))

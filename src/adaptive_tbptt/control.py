@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from .contributions import Contributions
+from .contributions import GROUPS, Contributions
 from .gauge import Gauge, PaperGauge
 from .profile import LagProfile
 from .truncation import Outcome, TruncationDecision, check_tolerance, choose_truncation
@@ -189,7 +189,8 @@ class BiasTolerance(Controller):
         probes, probed, evidence = self.gauge.probes, control.probed + 1, control.evidence
         if profile.contributions is not None:
             evidence = (*evidence, profile.contributions)[-probes.remembered - probed :]
-            if probed < probes.fresh:
+            # An answer that a few probes seem to give is not trusted: one looks until it comes.
+            if probed < probes.budget and (probed % probes.fresh or len(evidence) < probes.budget):
                 return Control(control.k, control.decision, evidence=evidence, probed=probed)
             profile = with_evidence(profile, evidence)
         decision = choose_truncation(
@@ -199,10 +200,10 @@ class BiasTolerance(Controller):
             k_max=self.k_max,
             k_now=control.k,
         )
-        # An answer that a few probes seem to give is not trusted: one looks until it comes.
-        early = decision.outcome is Outcome.UNRESOLVED or 0 < len(evidence) < probes.budget
-        if probed < (probes.budget if early else probes.fresh):
+        if decision.outcome is Outcome.UNRESOLVED and probed < probes.budget:
             return Control(control.k, decision, evidence=evidence, probed=probed)
+        if len(evidence) >= GROUPS:  # enough groups without those inside a probe
+            evidence = tuple(e.merged() for e in evidence)
         return Control(decision.k, decision, evidence=evidence)
 
     def assess(self, profile: LagProfile, k: int) -> TruncationDecision:

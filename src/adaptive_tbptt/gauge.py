@@ -28,7 +28,7 @@ class Probes(NamedTuple):
     """How many probes an estimate takes.
 
     Attributes:
-        fresh: at least so many.
+        fresh: at least so many; after every so many one sees whether they suffice.
         budget: at most so many, while the answer is not resolved, or rests on fewer than this in
             all: the first estimate spends the whole budget.
         remembered: of earlier estimates, so many still count: parameters move slowly.
