@@ -246,7 +246,7 @@ def test_evidence_merged_by_probe_says_the_same_with_known_means():
 
 
 @pytest.mark.filterwarnings("ignore::adaptive_tbptt.TruncationWarning")
-@pytest.mark.parametrize("probes, groups", [((1, 1, 0), 4), ((8, 8, 3), 1)])
+@pytest.mark.parametrize(("probes", "groups"), [((1, 1, 0), 4), ((8, 8, 3), 1)])
 def test_groups_inside_a_probe_are_kept_only_while_they_are_needed(double, probes, groups):
     torch.manual_seed(0)
     model, data = nn.RNN(2, 4), (torch.randn(300, 4, 2), torch.randn(300, 4, 4))
