@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,18 @@ GAUGES: dict[str, at.Gauge] = {
     "parameter bound": at.ParameterGauge(),
     "measured": at.MeasuredGauge(),
 }
+# The printed estimate with ||c_k|| for phi_k: what the choice of the norm alone does. No bound,
+# but neither is the printed one.
+EXCHANGED = "printed, of c_k"
+COLUMNS = ("printed", EXCHANGED, "release", "parameter bound", "measured")
 
 
-def look(recurrent: at.Recurrent, config: LanguageConfig, stream: Any, probes: int) -> Any:
-    """Return beta of state and parameters, of each part, and K by every gauge."""
+def measure(recurrent: at.Recurrent, config: LanguageConfig, stream: Any, probes: int) -> Any:
+    """Return the profile of several probes, the contributions of each probe as one group."""
     generator = torch.Generator().manual_seed(1)
-    profiles = [
-        probe_segment(
+    profiles = []
+    for _ in range(probes):
+        profile = probe_segment(
             recurrent,
             config.loss_fn,
             stream.random_segment(config.burn_in + config.window, generator),
@@ -52,9 +58,14 @@ def look(recurrent: at.Recurrent, config: LanguageConfig, stream: Any, probes: i
             parameters=True,
             sketch=GAUGES["measured"].sketch,
         )
-        for _ in range(probes)
-    ]
-    profile = at.LagProfile.concatenate(profiles)
+        assert profile.contributions is not None
+        profiles.append(replace(profile, contributions=profile.contributions.merged()))
+    return at.LagProfile.concatenate(profiles)
+
+
+def look(recurrent: at.Recurrent, config: LanguageConfig, stream: Any, probes: int) -> Any:
+    """Return beta of state and parameters, of each part, and K by every gauge."""
+    profile = measure(recurrent, config, stream, probes)
     assert profile.contributions is not None
     parts = {n: norms[1:].mean(axis=1) for n, norms in profile.component_norms.items()}
     found: dict[str, Any] = {
@@ -69,22 +80,25 @@ def look(recurrent: at.Recurrent, config: LanguageConfig, stream: Any, probes: i
         "component_norms": {n: v.tolist() for n, v in parts.items()},
         "k": {},
     }
-    for name, gauge in GAUGES.items():
-        curve = gauge.bias(profile)
+    curves = {name: gauge.bias(profile) for name, gauge in GAUGES.items()}
+    of_c = profile.contributions.mean
+    curves[EXCHANGED] = at.bias_bound(of_c, at.fit_decay(of_c, 0.9, floor=profile.floor))
+    for name, curve in curves.items():
         for delta in DELTAS:
             choice = at.choose_truncation(curve, delta=delta, k_max=config.k_max)
             found["k"][f"{name}, {delta:g}"] = [choice.k, choice.outcome.name]
     return found
 
 
-def run(config: LanguageConfig, path: Path, epochs: int, probes: int) -> None:
+def run(config: LanguageConfig, path: Path, epochs: int, probes: int, last_probes: int) -> None:
     """Train and look after every epoch; write everything at the end."""
     streams, model = config.streams(), config.model()
     recurrent = at.as_recurrent(model)
     looks = [{"epoch": 0, **look(recurrent, config, streams["train"], probes)}]
 
     def note(trainer: at.Trainer, metrics: dict[str, Any]) -> None:
-        found = look(recurrent, config, streams["train"], probes)
+        wanted = last_probes if metrics["epoch"] == epochs else probes
+        found = look(recurrent, config, streams["train"], wanted)
         looks.append({"epoch": metrics["epoch"], "valid_loss": metrics["valid_loss"], **found})
         print(path.stem, metrics["epoch"], found["beta"], found["k"], flush=True)
 
@@ -108,14 +122,14 @@ def table(runs: dict[str, Any]) -> str:
         "# Beta and K after the last epoch",
         "",
         "| setting | epoch | valid PPL | beta, state | beta, parameters | "
-        + " | ".join(f"K, {name}" for name in GAUGES)
+        + " | ".join(f"K, {name}" for name in COLUMNS)
         + " |",
-        "|" + "---|" * (5 + len(GAUGES)),
+        "|" + "---|" * (5 + len(COLUMNS)),
     ]
     for name, found in runs.items():
         last = found["looks"][-1]
         ks = []
-        for gauge in GAUGES:
+        for gauge in COLUMNS:
             entries = [last["k"][f"{gauge}, {delta:g}"] for delta in DELTAS]
             ks.append(", ".join(f"{k}{'' if o.startswith('MET') else '*'}" for k, o in entries))
         lines.append(
@@ -124,7 +138,12 @@ def table(runs: dict[str, Any]) -> str:
             + " | ".join(ks)
             + " |"
         )
-    lines += ["", "K for delta = 0.9, 0.5, 0.1; a star where delta is not met or not resolved."]
+    samples = sorted({found["looks"][-1]["samples"] for found in runs.values()})
+    lines += [
+        "",
+        "K for delta = 0.9, 0.5, 0.1; a star where delta is not met or not resolved, with "
+        f"{', '.join(map(str, samples))} losses.",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -164,7 +183,8 @@ def main() -> None:
     parser.add_argument("--preset", default="ptb-small")
     parser.add_argument("--out", type=Path, default=Path("results/high-dimensions"))
     parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--probes", type=int, default=16)
+    parser.add_argument("--probes", type=int, default=16, help="minibatches per look")
+    parser.add_argument("--last-probes", type=int, default=128, help="the same, of the last look")
     parser.add_argument("--only", action="append", help="a setting; all by default")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -174,7 +194,7 @@ def main() -> None:
         path = cells / f"{name.replace(' ', '-').replace(',', '')}.json"
         if not path.exists() and (given.only is None or name in given.only):
             config = PRESETS[given.preset].changed(k=50, data=given.data)
-            run(config.changed(**changes), path, given.epochs, given.probes)
+            run(config.changed(**changes), path, given.epochs, given.probes, given.last_probes)
     paths = {n: cells / f"{n.replace(' ', '-').replace(',', '')}.json" for n in SETTINGS}
     runs = {n: json.loads(p.read_text()) for n, p in paths.items() if p.exists()}
     (given.out / "table.md").write_text(table(runs))

@@ -261,7 +261,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             name="copy-gauges",
             title="Synthetic copy, fixed m = 10, delta = 0.1 by each gauge",
             presets={
-                "paper": (copy_task.PRESETS["paper"].changed(epochs=100), 1),
+                "paper": (copy_task.PRESETS["paper"].changed(epochs=90), 1),
                 "quick": (_QUICK.changed(epochs=10), 1),
             },
             metrics=_PPL,
@@ -272,10 +272,10 @@ EXPERIMENTS: dict[str, Experiment] = {
         Experiment(
             name="ptb-small-gauges",
             title="Penn Treebank, small preset, delta = 0.1 by each gauge",
-            presets={"paper": (language_task.PRESETS["ptb-small"].changed(epochs=12), 1)},
+            presets={"paper": (language_task.PRESETS["ptb-small"].changed(epochs=8), 1)},
             metrics=_PPL,
             data_file="ptb",
-            variants=_gauges((10, 50), 0.1),
+            variants=_gauges((10,), 0.1),
             margin=1.0,
             remarks=(*_GAUGED, _SMALL),
         ),
