@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 
 import numpy as np
 import pytest
@@ -121,6 +122,17 @@ def test_rate_limit_moves_step_by_step_to_the_same_place():
     assert ks[-1] == 50
     small = at.RateLimited(at.BiasTolerance(delta=0.2, window=60, k_init=1))
     assert next(run(small, [0.9])).k == 2
+
+
+def test_a_slow_fall_takes_its_time_and_a_rise_does_not():
+    rule = at.BiasTolerance(delta=0.2, k_max=50, window=60, k_init=40)
+    slow = at.RateLimited(rule, factor=math.inf, fall=1.25)
+    ks = [c.k for c in run(slow, [0.5] * 12 + [1.05])]
+    assert ks[:3] == [32, 25, 20]  # 40 / 1.25, and so on, rounded outwards
+    assert ks[11] == [c.k for c in run(rule, [0.5] * 12)][-1]
+    assert ks[12] == 50
+    with pytest.raises(ValueError, match="fall must exceed 1"):
+        at.RateLimited(rule, fall=0.9)
 
 
 def test_smoothing_averages_log_phi():

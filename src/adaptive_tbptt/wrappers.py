@@ -115,19 +115,26 @@ class RateLimited(_Wrapper):
     Attributes:
         controller: the controller to wrap.
         factor: 2 means at most doubled and at most halved.
+        fall: a factor of its own for falling. Before anything long is learnt hardly any gradient
+            comes from far back, so a small k meets every tolerance, and with a small k nothing
+            long is learnt. A large k that falls slowly (`factor=math.inf, fall=1.05`) gives it
+            time.
     """
 
     factor: float = 2.0
+    fall: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.factor > 1.0:
-            raise ValueError(f"factor must exceed 1, got {self.factor}")
+        for name, value in (("factor", self.factor), ("fall", self.fall)):
+            if value is not None and not value > 1.0:
+                raise ValueError(f"{name} must exceed 1, got {value}")
 
     def change(self, k: int, before: int | None) -> int:
-        """Stay within the factor; rounding outwards, so that a small k can move at all."""
+        """Stay within the factors; rounding outwards, so that a small k can move at all."""
         if before is None:
             return k
-        low, high = math.floor(before / self.factor), math.ceil(before * self.factor)
+        low = math.floor(before / (self.fall or self.factor))
+        high = math.ceil(min(before * self.factor, self.k_max))
         return min(max(k, low, 1), high)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import tomllib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from ..gauge import Gauge, MeasuredGauge, PaperGauge, ParameterGauge, ReleaseGau
 from ..model import LossFn
 from ..step_scale import Rule
 from ..stream import SequenceStream
+from ..wrappers import RateLimited
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
@@ -61,6 +63,7 @@ class TrainConfig(ABC):
     k_init: int = option(15, "K until the first estimate (K_0)")
     k_min: int = option(2, "smallest K to choose")
     k_max: int = option(100, "largest K to choose")
+    k_fall: float | None = option(None, "K falls by at most this factor from estimate to estimate")
     gauge: str = option("release", "release, paper, parameter (a bound) or measured bias")
     tau: float = option(0.9, "from which fraction of the window release and paper fit the decay")
     estimates_per_epoch: float = option(1.0, "estimates of K per epoch (alpha)")
@@ -124,7 +127,7 @@ class TrainConfig(ABC):
         if self.k is not None:
             return FixedTruncation(self.k)
         assert self.delta is not None
-        return BiasTolerance(
+        rule = BiasTolerance(
             delta=self.delta,
             k_min=self.k_min,
             k_max=self.k_max,
@@ -132,6 +135,7 @@ class TrainConfig(ABC):
             k_init=self.k_init,
             gauge=self.make_gauge(),
         )
+        return rule if self.k_fall is None else RateLimited(rule, math.inf, self.k_fall)
 
     def make_gauge(self) -> Gauge:
         """Return the gauge with its settings."""
@@ -190,5 +194,5 @@ class TrainConfig(ABC):
 def nearest(name: str, known: Any, what: str) -> ValueError:
     """Return an error for an unknown name that suggests the nearest known one."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.3)
-    hint = f"; did you mean {close[0]}?" if close else ""
+    hint = f"; did you mean {close[0]}?" if close else "."
     return ValueError(f"unknown {what} {name!r}{hint} Known: {', '.join(known)}")

@@ -128,13 +128,17 @@ _GAUGED = (
     "thread. K2 = K is the paper's window; K2 = 0.25 K updates four times as "
     "often at the same K, with the rate scaled by sqrt(K2).",
 )
+_SLOW = (
+    "`slow` is the release's gauge with K starting at 30 and falling by at most 5 % (at least one "
+    "step) from estimate to estimate; it rises freely."
+)
 
 
-def _gauges(ks: tuple[int, ...], delta: float) -> dict[str, dict[str, Any]]:
-    """Every gauge and some fixed K, each with K2 = K and with K2 = K / 4."""
+def _gauges(k: int, delta: float, **others: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Every gauge, a fixed K and others, each with K2 = K and with K2 = K / 4."""
     whole: dict[str, dict[str, Any]] = {
         gauge: {"gauge": gauge, "delta": delta} for gauge in GAUGES
-    } | {f"K={k}": {"k": k} for k in ks}
+    } | {f"K={k}": {"k": k}, **others}
     return whole | {f"{name}{_RARER}": {**v, "losses": 0.25} for name, v in whole.items()}
 
 
@@ -266,8 +270,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             },
             metrics=_PPL,
             data_file="fixed.npz",
-            variants=_gauges((15,), 0.1),
-            remarks=(*_GAUGED, *_STITCHED),
+            variants=_gauges(15, 0.1, slow={"delta": 0.1, "k_init": 30, "k_fall": 1.05}),
+            remarks=(*_GAUGED, _SLOW, *_STITCHED),
         ),
         Experiment(
             name="ptb-small-gauges",
@@ -275,7 +279,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             presets={"paper": (language_task.PRESETS["ptb-small"].changed(epochs=8), 1)},
             metrics=_PPL,
             data_file="ptb",
-            variants=_gauges((10,), 0.1),
+            variants=_gauges(10, 0.1),
             margin=1.0,
             remarks=(*_GAUGED, _SMALL),
         ),
