@@ -340,6 +340,8 @@ def test_gauges_are_compared_with_rare_and_frequent_updates(tmp_path):
     assert [f.holds for f in check_findings(e, worse)] == [False, True]
     drawn = {f.name for f in write_figures(e, made, tmp_path)}
     assert {"seconds.png", "k_used.png"} <= drawn
+    write_tables(e, made, tmp_path, "command")
+    assert "| 3, 10, 10 | 1 | 0.6 |" in (tmp_path / "table.md").read_text()  # K, updates, minutes
 
 
 def test_unknown_names_suggest_the_nearest():

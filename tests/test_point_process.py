@@ -267,6 +267,7 @@ def cell(setting, init, nll, rmse, zero_one, k=10):
     delta = float(setting.split("=")[1]) if setting.startswith("delta") else 0.3
     return {
         "setting": setting, "init": init, "epochs": 50, "best_epoch": 40, "seconds": 3.0, **curve,
+        "updates": 1,
         "curves": {"epoch": epochs, "data_passes": [float(e) for e in epochs],
                    "k": [2 + (k * e) // 50 for e in epochs],
                    **{name: [v] * 50 for name, v in curve.items()}},

@@ -30,6 +30,10 @@ def rows(experiment: Experiment, cells: list[dict[str, Any]]) -> list[Row]:
             row[f"{metric}_mean"] = statistics.fmean(values)
             row[f"{metric}_sd"] = statistics.stdev(values) if len(values) > 1 else None
             row[f"{metric}_paper"], row[f"{metric}_paper_sd"] = printed or (None, None)
+        ks = [k for cell in mine for k in cell["curves"]["k"]]
+        row["k_least"], row["k_median"], row["k_largest"] = min(ks), statistics.median(ks), max(ks)
+        row["updates"] = statistics.fmean(cell["updates"] for cell in mine)
+        row["minutes"] = statistics.fmean(cell["seconds"] for cell in mine) / 60
         table.append(row)
     return table
 
@@ -56,6 +60,8 @@ def _markdown(
     heads = ["setting", "inits", "epochs"]
     for label in experiment.metrics.values():
         heads += [label, "paper"] if experiment.printed else [label]
+    if experiment.variants:
+        heads += ["K: least, median, largest", "updates", "minutes"]
     best = {m: min(row[f"{m}_mean"] for row in table) for m in experiment.metrics}
     lines = [f"# {experiment.title}", "", _line(heads), _line(["---"] * len(heads))]
     for row in table:
@@ -65,6 +71,9 @@ def _markdown(
             entries.append(f"**{mine}**" if row[f"{metric}_mean"] == best[metric] else mine)
             if experiment.printed:
                 entries.append(_number(row[f"{metric}_paper"], row[f"{metric}_paper_sd"]))
+        if experiment.variants:
+            entries.append(f"{row['k_least']}, {row['k_median']:g}, {row['k_largest']}")
+            entries += [f"{row['updates']:,.0f}", f"{row['minutes']:.1f}"]
         lines.append(_line(entries))
     lines += [
         "",
