@@ -10,7 +10,7 @@ import torch
 
 from adaptive_tbptt.checkpoint import load
 
-from .test_trainer import build, streams
+from .small_run import build, streams
 
 EPOCHS = 6
 

@@ -169,7 +169,7 @@ def tiny(tmp_path, **values):
 def test_training_resumes_in_mid_epoch_exactly(tmp_path):
     config = tiny(tmp_path, delta=0.5)
     whole = train_run(config, tmp_path / "whole", show=False)
-    from .test_trainer import StopAt
+    from .small_run import StopAt
 
     original = at.Trainer.__init__
 
