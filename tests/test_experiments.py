@@ -328,7 +328,7 @@ def test_other_optimisers_are_settings_with_names(tmp_path):
 def test_gauges_are_compared_with_rare_and_frequent_updates(tmp_path):
     e = experiment("copy-gauges")
     cells = e.cells("paper", 1)
-    assert len(cells) == 12
+    assert len(cells) == 14
     assert {c.config.losses for c in cells} == {1.0, 0.25}
     assert all((c.config.gauge == n) for c, n in zip(cells, ["paper", "release"], strict=False))
     assert all("/" not in c.name for c in cells)

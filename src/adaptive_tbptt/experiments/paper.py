@@ -129,8 +129,8 @@ _GAUGED = (
     "often at the same K, with the rate scaled by sqrt(K2).",
 )
 _SLOW = (
-    "`slow` is the release's gauge with K starting at 30 and falling by at most 5 % (at least one "
-    "step) from estimate to estimate; it rises freely."
+    "`slow` is the release's gauge, `slow_measured` the measured bias, with K starting at 30 and "
+    "falling by at most 5 % (at least one step) from estimate to estimate; it rises freely."
 )
 
 
@@ -270,7 +270,12 @@ EXPERIMENTS: dict[str, Experiment] = {
             },
             metrics=_PPL,
             data_file="fixed.npz",
-            variants=_gauges(15, 0.1, slow={"delta": 0.1, "k_init": 30, "k_fall": 1.05}),
+            variants=_gauges(
+                15,
+                0.1,
+                slow={"delta": 0.1, "k_init": 30, "k_fall": 1.05},
+                slow_measured={"gauge": "measured", "delta": 0.1, "k_init": 30, "k_fall": 1.05},
+            ),
             remarks=(*_GAUGED, _SLOW, *_STITCHED),
         ),
         Experiment(

@@ -13,7 +13,7 @@ from ..palette import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from .paper import Experiment
 
 Cells = list[dict[str, Any]]
-FIXED = [BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY]
+FIXED = [BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, "black"]
 X_LABELS = {
     "data_passes": "data passes (epochs, probes included)",
     "seconds": "processor time of training, probes included (s)",
