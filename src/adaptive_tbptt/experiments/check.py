@@ -107,7 +107,7 @@ def check_run(
     load_model(model, load(path), path)
     model.train()
     k = best["k"] if k is None else k
-    losses = max(1, round(config.losses * k))
+    losses = config.k2 or max(1, round(config.losses * k))
     options: dict[str, Any] = {
         "window": config.window,
         "burn_in": config.burn_in,

@@ -59,6 +59,7 @@ class TrainConfig(ABC):
     weight_decay: float = option(0.0, "L2 penalty")
     clip: float = option(1.0, "gradient norm above which it is clipped, divided by K2; 0 is off")
     losses: float = option(1.0, "losses per window (K2), as a multiple of K")
+    k2: int | None = option(None, "losses per window (K2) in steps, instead of --losses")
     window: int = option(100, "lags that a probe measures (R)")
     k_init: int = option(15, "K until the first estimate (K_0)")
     k_min: int = option(2, "smallest K to choose")
@@ -83,6 +84,8 @@ class TrainConfig(ABC):
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
         if self.epochs < 1:
             raise ValueError(f"epochs must be at least 1, got {self.epochs}")
+        if self.k2 is not None and self.k2 < 1:
+            raise ValueError(f"k2 must be at least 1 step, got {self.k2}")
         if not self.lr > 0.0:
             raise ValueError(f"lr must be positive, got {self.lr}")
         if not 0.0 <= self.tau < 1.0:
@@ -141,6 +144,11 @@ class TrainConfig(ABC):
         """Return the gauge with its settings."""
         kind = GAUGES[self.gauge]
         return kind(tau=self.tau) if kind in (PaperGauge, ReleaseGauge) else kind()
+
+    @property
+    def window_losses(self) -> int | float:
+        """K2, as `AdaptiveTBPTT` takes it: an int is a number of steps, a float a multiple of K."""
+        return self.losses if self.k2 is None else self.k2
 
     def make_clip(self) -> Clip | None:
         """Return the clipping of the release, or none."""

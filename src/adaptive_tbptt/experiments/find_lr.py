@@ -32,7 +32,7 @@ def try_rate(config: Any, lr: float, updates: int) -> Trial:
     stream, model = config.streams()["train"], config.model()
     optimizer = make_optimizer(config, model)
     scale, clip = StepScale(optimizer, config.rate_rule), config.make_clip()
-    tbptt = AdaptiveTBPTT(model, config.loss_fn, config.controller(), losses=config.losses)
+    tbptt = AdaptiveTBPTT(model, config.loss_fn, config.controller(), losses=config.window_losses)
     losses: list[float] = []
     while len(losses) < updates:
         for window in tbptt.windows(stream):

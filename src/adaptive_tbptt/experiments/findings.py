@@ -307,7 +307,7 @@ def _updating_more_often_pays(r: Results) -> Finding:
     }
     listed = ", ".join(f"{s} {a:.3f} to {b:.3f}" for s, (a, b) in pairs.items())
     return Finding(
-        "K2 = K / 4, four times the updates, is better for every way to choose K",
+        "K2 set apart from K is better for every way to choose K",
         all(b <= a for a, b in pairs.values()),
         f"test PPL {listed}",
     )

@@ -102,7 +102,7 @@ def train_run(
         scheduler=scheduler,
         step_scale=config.rate_rule,
         clip=config.make_clip(),
-        losses=config.losses,
+        losses=config.window_losses,
         estimates_per_epoch=config.estimates_per_epoch,
         burn_in=config.burn_in,
         eval_chunk=config.eval_chunk,
