@@ -2,13 +2,15 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import nn
 
 import adaptive_tbptt as at
-from adaptive_tbptt.run_folder import RunFolder
+from adaptive_tbptt.run_folder import RunFolder, TrainingError
 
 from .small_run import STEPS, StopAt, build, final, interrupted_run, streams, without_times
 
@@ -231,3 +233,25 @@ def test_a_full_disk_is_said_and_the_checkpoint_before_is_intact(tmp_path, monke
         build(tmp_path).fit(*streams(), epochs=2, resume=True)
     assert (tmp_path / "checkpoints" / "last.safetensors").read_bytes() == saved
     assert not list((tmp_path / "checkpoints").glob(".*partial"))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing is locked there")
+def test_a_folder_in_which_another_process_trains_is_left_alone(tmp_path):
+    held = f"""
+from adaptive_tbptt.run_folder import RunFolder, TrainingError
+with RunFolder({str(tmp_path)!r}).locked():
+    print("held", flush=True)
+    input()
+"""
+    other = subprocess.Popen(
+        [sys.executable, "-c", held], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(TrainingError, match="another process is training in"):
+            build(tmp_path).fit(*streams(), epochs=1)
+        assert not (tmp_path / "metrics.jsonl").exists()
+    finally:
+        other.kill()
+        other.communicate()
+    assert build(tmp_path).fit(*streams(), epochs=1).epochs == 1  # a killed process lets go

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,11 @@ from typing import Any
 from . import checkpoint
 from .loggers import JsonlLogger, Metrics
 from .origin import origin, version
+
+try:
+    import fcntl
+except ImportError:  # Windows has none: there, nothing keeps two processes apart
+    fcntl = None  # type: ignore[assignment]
 
 
 class TrainingError(Exception):
@@ -26,6 +33,27 @@ class RunFolder:
     def file(self, name: str) -> Path | None:
         """Return the path of a checkpoint."""
         return None if self.path is None else self.path / "checkpoints" / f"{name}.safetensors"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out of the folder; the system lets go however this one ends."""
+        if self.path is None or fcntl is None:
+            yield
+            return
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise TrainingError(f"cannot write to {self.path}: {error}") from error
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise TrainingError(
+                    f"another process is training in {self.path}: wait for it, or use another "
+                    "run_dir"
+                ) from error
+            yield
 
     def last(self, resume: bool) -> Any:
         """Return the last checkpoint to resume from, or None; refuse to overwrite a run."""

@@ -80,8 +80,7 @@ class Trainer:
         checkpoint_seconds: between checkpoints inside an epoch; its end and Ctrl-C write one too.
         clock: what tells the time, in seconds.
         loggers: further places for metrics.
-        tensorboard: write scalars for TensorBoard into the run folder; None does so where it is
-            installed.
+        tensorboard: write scalars for TensorBoard too; None does so where it is installed.
         callbacks: each is called as `callback(trainer, metrics)` after every epoch and may add to
             the metrics; what it needs later it finds in `trainer.history`.
         show: whether to show progress.
@@ -200,23 +199,24 @@ class Trainer:
         """
         if epochs < 1:
             raise ValueError(f"epochs must be at least 1, got {epochs}")
-        saved = self.ranks.share(self.folder.last(resume) if self.ranks.leads else None)
-        if saved is not None:
-            snapshot.put_back(self, saved, train, str(self.folder.file("last")))
-        self.folder.open(keep=0 if saved is None else saved["metrics_lines"])
-        total = None if train.length is None else epochs * train.length
-        self.scale = StepScale(self.optimizer, self.step_scale)
-        with (
-            DeferredInterrupt() as interrupt,
-            ProgressDisplay(total, self.tbptt.trained_steps, show=self.show) as display,
-        ):
-            warn_of_memory(self.tbptt, train)
-            try:
-                stopped = self._run_epochs(train, valid, epochs, interrupt, display)
-            finally:
-                self.scale.remove()
-                for logger in (self.folder, *self.loggers):
-                    logger.close()
+        with self.folder.locked():
+            saved = self.ranks.share(self.folder.last(resume) if self.ranks.leads else None)
+            if saved is not None:
+                snapshot.put_back(self, saved, train, str(self.folder.file("last")))
+            self.folder.open(keep=0 if saved is None else saved["metrics_lines"])
+            total = None if train.length is None else epochs * train.length
+            self.scale = StepScale(self.optimizer, self.step_scale)
+            with (
+                DeferredInterrupt() as interrupt,
+                ProgressDisplay(total, self.tbptt.trained_steps, show=self.show) as display,
+            ):
+                warn_of_memory(self.tbptt, train)
+                try:
+                    stopped = self._run_epochs(train, valid, epochs, interrupt, display)
+                finally:
+                    self.scale.remove()
+                    for logger in (self.folder, *self.loggers):
+                        logger.close()
         return FitResult(self.epoch, stopped, self.best_epoch, self.best_loss, self.history)
 
     def evaluate(self, stream: Stream) -> float:
