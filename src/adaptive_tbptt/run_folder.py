@@ -48,11 +48,13 @@ class RunFolder:
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+            except BlockingIOError as error:
                 raise TrainingError(
                     f"another process is training in {self.path}: wait for it, or use another "
                     "run_dir"
                 ) from error
+            except OSError:  # a file system without locks keeps nobody out
+                pass
             yield
 
     def last(self, resume: bool) -> Any:
