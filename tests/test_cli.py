@@ -217,7 +217,9 @@ def start_table(tmp_path):
     command = [sys.executable, "-m", "adaptive_tbptt", "reproduce", "copy-fixed", "--preset",
                "quick", "--epochs", "10000", "--only", "K=5", "--out", str(tmp_path / "table"),
                "--work", str(tmp_path / "work")]  # fmt: skip
+    listen = signal.signal(signal.SIGINT, signal.default_int_handler)  # also where nohup set it off
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    signal.signal(signal.SIGINT, listen)
     run = tmp_path / "work" / "K-5_init-0"
     for _ in range(900):
         if (run / "metrics.jsonl").exists():  # training has begun
