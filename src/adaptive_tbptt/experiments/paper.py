@@ -117,7 +117,7 @@ _SMALL = (
     "The small preset is another experiment than the paper's, so its numbers are not to be "
     "compared with those printed: one LSTM layer of 128 units instead of 900 (PTB) or 512 "
     "(WikiText-2), 16 rows of 10,000 tokens, the first 160,001 of the training split, the first "
-    "32,001 of validation and test, the vocabulary of that slice, 30 epochs. What should carry "
+    "32,001 of validation and test, the vocabulary of that slice. What should carry "
     "over is the order of the settings."
 )
 
