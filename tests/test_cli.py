@@ -166,7 +166,8 @@ def test_tables_only_without_cells_is_a_sentence(tmp_path):
     assert "no finished cells" in text
 
 
-def test_ctrl_c_writes_a_checkpoint_and_exits_with_130(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_stop_writes_a_checkpoint_and_exits_with_130(tmp_path, number):
     command = [sys.executable, "-m", "adaptive_tbptt", "train", "copy", *TINY, "--k", "2",
                "--epochs", "100000", "--out", str(tmp_path / "run")]  # fmt: skip
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -175,7 +176,7 @@ def test_ctrl_c_writes_a_checkpoint_and_exits_with_130(tmp_path):
         if path.exists() and path.stat().st_size:
             break
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "interrupted; --resume" in errors
@@ -228,10 +229,11 @@ def start_table(tmp_path):
     return process, run
 
 
-def test_ctrl_c_in_a_table_leaves_checkpoints_and_no_process(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopping_a_table_leaves_checkpoints_and_no_process(tmp_path, number):
     process, run = start_table(tmp_path)
     time.sleep(1.0)  # into the first epoch, before its own checkpoint is due
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, errors = process.communicate(timeout=90)
     assert process.returncode == 130, errors
     assert "waiting for the cells" in out

@@ -149,6 +149,24 @@ def test_ctrl_c_during_validation_is_not_lost(tmp_path):
     assert resumed.epochs == 1
 
 
+def test_a_listener_of_sigterm_is_left_alone(tmp_path):
+    heard = []
+    trainer = build(tmp_path)
+    evaluate = trainer.evaluate
+
+    def told(stream):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(stream)
+
+    trainer.evaluate = told
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        trainer.fit(*streams(), epochs=1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM]
+
+
 def test_a_folder_with_a_run_in_it_is_not_overwritten(tmp_path):
     build(tmp_path).fit(*streams(), epochs=1)
     before = (tmp_path / "metrics.jsonl").read_text()

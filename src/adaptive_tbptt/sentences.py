@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from .checkpoint import CheckpointError
+from .interrupt import termination_as_interrupt
 from .run_folder import TrainingError
 
 _debug: ContextVar[bool] = ContextVar("debug", default=False)
@@ -28,12 +29,13 @@ def say_warning(message: Any, *_: Any, **__: Any) -> None:
 
 
 def sentences(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn errors into sentences: exit code 2 for wrong use, 1 for trouble, 130 for Ctrl-C."""
+    """Turn errors into sentences: exit code 2 for wrong use, 1 for trouble, 130 for Ctrl-C or SIGTERM."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
-            return command(*args, **kwargs)
+            with termination_as_interrupt():
+                return command(*args, **kwargs)
         except KeyboardInterrupt:
             ERR.print("interrupted; --resume, or for a table the same command, goes on from here")
             raise typer.Exit(130) from None
