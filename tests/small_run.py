@@ -42,9 +42,9 @@ def streams():
     return at.SequenceStream(x, y), at.SequenceStream(x[:40], y[:40])
 
 
-def build(run_dir=None, controller=None, **options):
+def build(run_dir=None, controller=None, *, device="cpu", **options):
     torch.manual_seed(3)
-    model = Model()
+    model = Model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
     controller = controller or at.BiasTolerance(delta=0.3, k_max=12, window=20, k_init=4)

@@ -86,8 +86,9 @@ def warn_of_memory(tbptt: AdaptiveTBPTT, train: Stream) -> None:
     k = tbptt.controller.k_max
     if train.length is not None:
         k = min(k, train.length)
+    free = free_bytes(tbptt.recurrent.device)
     start, stop = train.cursor, train.cursor + SAMPLE_STEPS
-    if train.available(stop) < stop:
+    if free is None or train.available(stop) < stop:
         return
     needed = estimate_window_bytes(
         tbptt.recurrent,
@@ -97,8 +98,7 @@ def warn_of_memory(tbptt: AdaptiveTBPTT, train: Stream) -> None:
         tbptt.losses_per_window(k),
         tbptt.weigh,
     )
-    free = free_bytes(tbptt.recurrent.device)
-    if free is not None and needed > free:
+    if needed > free:
         warnings.warn(
             f"a window at k_max={k} needs about {needed / 2**30:.1f} GiB for its activations, "
             f"{free / 2**30:.1f} GiB are free: lower k_max or the batch size",

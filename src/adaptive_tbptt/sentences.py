@@ -29,7 +29,7 @@ def say_warning(message: Any, *_: Any, **__: Any) -> None:
 
 
 def sentences(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn errors into sentences: exit code 2 for wrong use, 1 for trouble, 130 for Ctrl-C or SIGTERM."""
+    """Turn errors into sentences: exit code 2 for wrong use, 1 for trouble, 130 if stopped."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:

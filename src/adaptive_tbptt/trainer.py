@@ -77,7 +77,7 @@ class Trainer:
         patience: stop after so many epochs without a better validation loss.
         eval_chunk: steps that validation evaluates at a time.
         max_seconds: stop after so much training time, resumed runs included.
-        checkpoint_seconds: between checkpoints inside an epoch; its end, Ctrl-C and SIGTERM write one.
+        checkpoint_seconds: between checkpoints inside an epoch; its end and a signal write one.
         clock: what tells the time, in seconds.
         loggers: further places for metrics.
         tensorboard: write scalars for TensorBoard too; None does so where it is installed.

@@ -1,0 +1,154 @@
+"""Nothing takes the CPU for granted: the same numbers come from another device."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import adaptive_tbptt as at
+from adaptive_tbptt.tasks.copy_task import PRESETS
+from adaptive_tbptt.tasks.sequence_model import symbol_loss
+
+from .elsewhere import other_device
+from .small_run import build, streams
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::adaptive_tbptt.TruncationWarning"),
+    pytest.mark.filterwarnings("ignore:TF32 acceleration"),  # of torch's mkldnn flags
+]
+
+STEPS, ROWS = 80, 4
+GAUGES = [at.PaperGauge(), at.ReleaseGauge(), at.ParameterGauge(size=64), at.MeasuredGauge(size=64)]
+
+
+class Cell(nn.Module):
+    """A recurrence that no fast path knows."""
+
+    def __init__(self):
+        super().__init__()
+        self.affine = nn.Linear(7, 4)
+        self.register_buffer("scale", torch.full((4,), 0.9))
+
+    def forward(self, x, state):
+        state = x.new_zeros(x.shape[1], 4) if state is None else state
+        outputs = []
+        for step in x:
+            state = self.scale * torch.tanh(self.affine(torch.cat([step, state], -1)))
+            outputs.append(state)
+        return torch.stack(outputs), state
+
+
+MODELS = {
+    "lstm": lambda: nn.LSTM(3, 4),
+    "two layers": lambda: nn.LSTM(3, 4, 2),
+    "projected": lambda: nn.LSTM(3, 6, proj_size=4),
+    "gru": lambda: nn.GRU(3, 4),
+    "rnn": lambda: nn.RNN(3, 4),
+    "cell": Cell,
+}
+
+
+def model(name, device):
+    torch.manual_seed(0)
+    return MODELS[name]().to(device)
+
+
+def data():
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(STEPS, ROWS, 3, generator=generator)
+    return x, torch.roll(x, 2, 0) @ torch.randn(3, 4, generator=generator)
+
+
+def same(work):
+    """Do the work here and elsewhere; the numbers it returns must agree."""
+    with torch.backends.mkldnn.flags(enabled=False):
+        torch.manual_seed(2)
+        here = work(torch.device("cpu"))
+    with other_device() as device:
+        torch.manual_seed(2)
+        there = work(device)
+    assert there == pytest.approx(here, rel=1e-5)
+
+
+def test_the_other_device_refuses_what_a_gpu_refuses():
+    with other_device() as device:
+        x = torch.ones(2, device=device)
+        assert x.device == (x + 1).device == device
+        assert (x.cpu() + torch.ones(2)).tolist() == [2.0, 2.0]
+        with pytest.raises(RuntimeError, match="two devices"):
+            x + torch.ones(2)
+        with pytest.raises(RuntimeError, match="numpy"):
+            x.numpy()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_probe_sees_the_same(name):
+    def work(device):
+        x, y = data()
+        whole = at.probe(
+            model(name, device), F.mse_loss, x[:40].to(device), y[:40].to(device),
+            parameters=True, sketch=64,
+        )  # fmt: skip
+        parts = at.probe(model(name, device), F.mse_loss, x[:40], y[:40], held_steps=10)
+        assert whole.contributions is not None
+        norms = whole.contributions.norms
+        return [*whole.measured.ravel(), *norms.ravel(), *parts.measured.ravel()]
+
+    same(work)
+
+
+@pytest.mark.parametrize("gauge", GAUGES, ids=lambda gauge: type(gauge).__name__)
+@pytest.mark.parametrize("name", ["lstm", "cell"])
+def test_a_loop_chooses_the_same_k_and_learns_the_same(name, gauge):
+    def work(device):
+        net = model(name, device)
+        resets = torch.zeros(STEPS, ROWS, dtype=torch.bool)
+        resets[20, 1] = resets[50, 2] = True
+        optimizer = torch.optim.Adam(net.parameters())
+        scale = at.StepScale(optimizer, "sqrt")
+        control = at.BiasTolerance(0.5, k_max=10, window=12, gauge=gauge)
+        tbptt = at.AdaptiveTBPTT(net, F.mse_loss, control)
+        numbers = []
+        for window in tbptt.windows(at.SequenceStream(*data(), resets=resets)):
+            numbers += [window.k, float(window.backward())]
+            scale.step(window.k)
+            optimizer.step()
+            optimizer.zero_grad()
+        return numbers
+
+    same(work)
+
+
+def test_a_run_goes_on_where_it_stopped(tmp_path):
+    def work(device):
+        folder = tmp_path / device.type
+        for epochs in (1, 2):
+            trainer = build(folder, device=device)
+            trainer.fit(*streams(), epochs=epochs, resume=True)
+        return [float(p.detach().sum()) for p in trainer.model.parameters()]
+
+    same(work)
+
+
+def test_looking_at_a_model_gives_the_same():
+    def work(device):
+        net = model("gru", device)
+        stream = at.SequenceStream(*data())
+        report = at.diagnose(net, F.mse_loss, stream, window=30)
+        found = at.check_bias(net, F.mse_loss, stream, [1, 3], window=20, segments=8)
+        numbers = [report.stability.jacobian_norm, at.evaluate(net, F.mse_loss, stream)]
+        return [*numbers, *(d.k for d in report.decisions), *(bias.relative for bias in found)]
+
+    same(work)
+
+
+def test_symbols_are_read_from_the_cpu():
+    config = PRESETS["quick"].changed(delta=0.1, train_steps=200)
+
+    def work(device):
+        net = config.model().to(device)
+        stream = config.streams()["train"]
+        tbptt = at.AdaptiveTBPTT(net, symbol_loss, config.controller())
+        return [float(window.backward()) for window in tbptt.windows(stream)]
+
+    same(work)
