@@ -73,11 +73,24 @@ def train(k: int, windows: Any, data: str, seed: int, epochs: int) -> Iterator[t
         yield epoch, best
 
 
+def table(runs: Path) -> str:
+    """Best validation perplexity so far, one row per epoch and one column per run."""
+    found: dict[str, dict[str, str]] = {}
+    with runs.open(newline="") as file:
+        for state, seed, epoch, best in list(csv.reader(file))[1:]:
+            found.setdefault(epoch, {})[f"{state}, {seed}"] = best
+    columns = sorted(next(iter(found.values())))
+    lines = [["epoch", *columns], ["---"] * (len(columns) + 1)]
+    lines += [[epoch, *(bests[c] for c in columns)] for epoch, bests in found.items()]
+    title = "# Best validation perplexity so far, by how the state is carried and by initialisation"
+    return "\n".join([title, "", *(f"| {' | '.join(line)} |" for line in lines), ""])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True, help="the released arrays, fixed m (.npz)")
     parser.add_argument("--k", type=int, default=10)
-    parser.add_argument("--epochs", type=int, default=50)
+    parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("results/carried-state"))
     given = parser.parse_args()
@@ -93,6 +106,7 @@ def main() -> None:
                         writer.writerow([windows.__name__, seed, epoch, f"{best:.4f}"])
                         file.flush()
                         print(windows.__name__, seed, epoch, f"{best:.4f}", flush=True)
+    (given.out / "table.md").write_text(table(given.out / "runs.csv"))
 
 
 if __name__ == "__main__":
