@@ -139,12 +139,35 @@ def test_smoothing_averages_log_phi():
     controller = at.Smoothed(TOLERANCE, weight=0.25)
     *_, last = run(controller, [0.5, 0.9])
     logs = [np.log(profile(b, i).mean) for i, b in enumerate([0.5, 0.9])]
-    np.testing.assert_allclose(last.memory, 0.75 * logs[0] + 0.25 * logs[1])
+    expected = 0.75 * logs[0] + 0.25 * logs[1]
+    np.testing.assert_allclose(np.diff(last.memory), np.diff(expected), atol=1e-12)
+    assert np.exp(last.memory).sum() == pytest.approx(np.exp(logs[1]).sum())  # not the level
     # log phi averaged: the rate is the geometric mean of the two.
     assert last.decision.beta == pytest.approx(0.5**0.75 * 0.9**0.25, rel=0.05)
     assert [c.k for c in run(at.Smoothed(TOLERANCE, weight=1.0), BETAS)] == [
         c.k for c in run(TOLERANCE, BETAS)
     ]
+
+
+def test_smoothing_does_not_mistake_a_fall_of_all_gradients_for_a_decay():
+    controller = at.Smoothed(at.BiasTolerance(0.2, window=60, gauge=at.ReleaseGauge()))
+    control, ks = controller.init(), []
+    for scale in (1.0, 1.0, 0.01, 0.01, 1.0):
+        norms = scale * profile(0.8).state_norms
+        seen = at.LagProfile(norms, {"h": norms}, np.cumsum(norms[:, :4], axis=0))
+        control = controller.update(control, seen)
+        ks.append(control.k)
+    assert len(set(ks)) == 1
+    with pytest.raises(ValueError, match="remembers earlier probes by itself"):
+        at.Smoothed(at.BiasTolerance(0.2, gauge=at.MeasuredGauge()))
+
+
+def test_a_k_that_was_changed_is_not_called_the_smallest():
+    control = at.Bucketed(TOLERANCE, (16, 64)).update(
+        at.Bucketed(TOLERANCE, (16, 64)).init(), profile(0.5)
+    )
+    assert (control.k, control.decision.outcome) == (16, at.Outcome.MET)
+    assert "k=16 meets" in control.decision.message
 
 
 def test_smoothing_leaves_lags_alone_that_only_one_estimate_resolved():

@@ -100,6 +100,8 @@ def test_noise_alone_hides_the_gradient():
     assert (choice.k, choice.outcome) == (4, at.Outcome.UNRESOLVED)
     assert "noise hides the gradient" in choice.message
     assert at.choose_truncation(curve, delta=0.1, k_max=9).k == 9
+    narrow = at.choose_truncation(curve, delta=0.1, k_min=8, k_max=9)  # nothing is chosen by it
+    assert narrow.outcome is at.Outcome.UNRESOLVED
     assert gradient_norm(c, 0.9)[1] == 0.0
 
 
@@ -256,6 +258,45 @@ def test_groups_inside_a_probe_are_kept_only_while_they_are_needed(double, probe
     tbptt.estimate(at.SequenceStream(*data))
     assert {len(c.sizes) for c in tbptt.control.evidence} == {groups}
     assert {c.norms.shape[1] for c in tbptt.control.evidence} == {4}
+
+
+def test_what_is_said_of_a_changed_k_rests_on_all_evidence():
+    rule = at.BiasTolerance(0.1, k_max=9, window=10, k_init=5, gauge=at.MeasuredGauge())
+    wrapped = at.Bucketed(at.RateLimited(rule), (8, 9))
+    control, rng = wrapped.init(), np.random.default_rng(1)
+    probes = 0
+    while probes < 4 or control.wants_more:
+        c = made_up(np.zeros((10, 64)), 0.7 ** np.arange(10), groups=8, rng=rng)
+        profile = at.LagProfile(np.ones((11, 32)), {}, np.zeros((11, 1)), contributions=c)
+        control, probes = wrapped.update(control, profile), probes + 1
+    assert control.k == 8
+    assert f"{32 * probes} samples" in control.decision.message
+    assert control.decision.outcome is at.Outcome.UNRESOLVED
+
+
+def test_a_gradient_in_one_coordinate_is_not_taken_for_a_limit_of_nan():
+    rng = np.random.default_rng(0)
+    for _ in range(300):  # heavy tails, few numbers in a sketch
+        z = rng.standard_t(2, (3, 8, 16)) * 0.2
+        z[:, :, 0] += 1.0
+        c = Contributions(np.ones((3, 32)), z.astype(np.float32), np.full(8, 4))
+        assert np.isfinite(gradient_norm(c, 0.9)).all()
+
+
+def test_a_check_with_too_few_segments_is_refused():
+    data = torch.randn(60, 2, 2), torch.zeros(60, 2, 3)
+    for level, needed in ((0.9, 6), (0.99, 9)):
+        with pytest.raises(ValueError, match=f"at least {needed} segments"):
+            at.check_bias(
+                nn.RNN(2, 3), nn.functional.mse_loss, data, 2, window=10, segments=needed - 1,
+                level=level,
+            )  # fmt: skip
+        at.check_bias(
+            nn.RNN(2, 3), nn.functional.mse_loss, data, np.int64(2), window=10, segments=needed,
+            level=level,
+        )  # fmt: skip
+    with pytest.raises(ValueError, match="losses must be positive"):
+        at.MeasuredGauge(losses=0)
 
 
 def test_gauge_without_contributions_says_what_is_missing():

@@ -293,6 +293,58 @@ def test_an_lstm_that_onednn_refuses_is_explained_and_runs_without_it():
     np.testing.assert_allclose(cast.mean, plain.mean, rtol=0.25)
 
 
+class Halves(nn.Module):
+    """A recurrence in a narrow format, and a head in one of its own."""
+
+    def __init__(self, hidden, narrow, head):
+        super().__init__()
+        self.into, self.cell = (
+            nn.Linear(8, hidden, dtype=narrow),
+            nn.Linear(hidden, hidden, dtype=narrow),
+        )
+        self.out = nn.Linear(hidden, hidden, dtype=head)
+
+    def core(self, x, state):
+        state = x.new_zeros(x.shape[1], self.cell.in_features) if state is None else state
+        features = []
+        for step in x:
+            state = torch.tanh(self.into(step) + self.cell(state))
+            features.append(state)
+        return torch.stack(features), state
+
+    def head(self, features):
+        return self.out(features.to(self.out.weight.dtype))
+
+    def forward(self, x, state):
+        features, state = self.core(x, state)
+        return self.head(features), state
+
+
+@pytest.mark.parametrize(
+    ("narrow", "head"),
+    [
+        (torch.float16, torch.float16),
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float32),
+    ],
+)
+@pytest.mark.parametrize("affine", [True, False])
+def test_sketches_of_narrow_formats_are_those_of_wide_ones(narrow, head, affine):
+    torch.manual_seed(0)
+    model = Halves(256, narrow, head)
+    x, y = 3 * torch.randn(8, 64, 8), 3 * torch.randn(8, 64, 256)
+    recurrent = at.as_recurrent(model)
+    recurrent.affine = affine
+    there = at.probe(recurrent, F.mse_loss, x.to(narrow), y.to(head), sketch=64).contributions
+    wide = at.as_recurrent(model.float())
+    here = at.probe(wide, F.mse_loss, x, y, sketch=64).contributions
+    np.testing.assert_allclose(there.norms.mean(1), here.norms.mean(1), rtol=0.1)
+    error = np.linalg.norm(there.sketches[:3] - here.sketches[:3], axis=-1)
+    assert (error < 0.1 * np.linalg.norm(here.sketches[:3], axis=-1)).all()
+    again = at.probe(recurrent, F.mse_loss, x, y, sketch=64).contributions  # now in float32
+    np.testing.assert_allclose(again.sketches, here.sketches, rtol=1e-3, atol=1e-6)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("name", [*MODELS, "lstm"])
 def test_float16_on_a_gpu(name):

@@ -83,7 +83,10 @@ def test_tensor_rates_and_a_step_that_raises():
     optimizer.step()
     assert w.item() == pytest.approx(-0.2)
     assert optimizer.param_groups[0]["lr"].item() == pytest.approx(0.1)
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(fails)
     scale.remove()
+    assert optimizer.param_groups[0]["lr"].item() == pytest.approx(0.1)
     optimizer.step()
     assert w.item() == pytest.approx(-0.3)
 
@@ -92,6 +95,20 @@ def test_a_second_scale_takes_the_place_of_the_first():
     w = weight()
     optimizer = torch.optim.SGD([w], lr=0.1)
     at.StepScale(optimizer).step(100)
+    at.StepScale(optimizer).step(4)
+    optimizer.step()
+    assert w.item() == pytest.approx(-0.2)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_an_optimiser_that_steps_through_another_is_scaled_once():
+    class Mine(torch.optim.SGD):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    torch.optim.SGD([weight()], lr=1.0)  # from now on torch calls hooks in both classes
+    w = weight()
+    optimizer = Mine([w], lr=0.1)
     at.StepScale(optimizer).step(4)
     optimizer.step()
     assert w.item() == pytest.approx(-0.2)

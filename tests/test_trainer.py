@@ -242,6 +242,9 @@ def test_the_estimate_of_a_windows_memory_is_about_right():
     guess = estimate_window_bytes(recurrent, F.mse_loss, stream.segment(0, 24), 40, 30, weigh)
     truth = activation_bytes(recurrent, F.mse_loss, stream.segment(0, 70), 40, weigh)
     assert guess == pytest.approx(truth, rel=0.15)
+    x, y = (torch.randn(10_000, 4, n) for n in (3, 2))  # the data itself is not part of a window
+    long = at.SequenceStream(x, y).segment(0, 70)
+    assert activation_bytes(recurrent, F.mse_loss, long, 40, weigh) == truth
 
 
 @pytest.mark.parametrize("options", [{"scheduler_per": "day"}, {"patience": 0}])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal
 
 import numpy as np
@@ -21,7 +22,7 @@ from .backprop import Weigh, advance, default_weigh, run, window_forward
 from .compiled import eager
 from .denormals import flushed_denormals
 from .model import LossFn, Nest, Recurrent, as_recurrent
-from .squared_means import chance, quantile, spread, squared_means
+from .squared_means import chance, groups_needed, quantile, spread, squared_means
 from .state import State, detach, join_rows, map_leaves
 from .stream import Segment, SequenceStream, Stream
 from .undisturbed import undisturbed
@@ -112,20 +113,31 @@ def check_bias(
     recurrent = as_recurrent(model)
     if not isinstance(stream, Stream):
         stream = SequenceStream(*stream, batch_first=recurrent.batch_first)
-    ks = [k] if isinstance(k, int) else list(k)
+    ks = [int(k)] if isinstance(k, Integral) else [int(one) for one in k]  # type: ignore[union-attr]
     for one in ks:
         if not 1 <= one < window:
             raise ValueError(f"k must be in [1, {window - 1}], below the window, got {one}")
-    if segments < 2:
-        raise ValueError(f"it takes at least two segments to tell bias from noise, got {segments}")
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level must be in (0, 1), got {level}")
+    needed = groups_needed(level)
+    if segments < needed:
+        raise ValueError(
+            f"it takes at least {needed} segments to tell a gradient from noise at level "
+            f"{level:g}, got {segments}"
+        )
     if losses < 1 or steps < 1:
         raise ValueError(f"losses and steps must be at least 1, got {losses} and {steps}")
     steps = math.ceil(steps / losses) * losses
     weigh = default_weigh(loss_fn) if weigh is None else weigh
-    groups = min(GROUPS, segments)
+    groups = min(max(GROUPS, needed), segments)
     sums: NDArray[np.float32] | None = None
     generator = torch.Generator().manual_seed(seed)
-    with undisturbed(recurrent.module), torch.enable_grad(), flushed_denormals(), eager():
+    with (
+        undisturbed(recurrent.module, backward=True),
+        torch.enable_grad(),
+        flushed_denormals(),
+        eager(),
+    ):
         for i in range(segments):
             segment = stream.random_segment(burn_in + window + steps, generator)
             found = _gradients(recurrent, loss_fn, segment, ks, losses, window, burn_in, weigh)

@@ -42,8 +42,13 @@ class Control:
         """Whether another probe is asked for before k is decided."""
         return self.probed > 0
 
+    @property
+    def found(self) -> tuple[Contributions, ...]:
+        """The evidence of this controller or of the one it wraps."""
+        return self.evidence or (self.inner.found if self.inner else ())
+
     def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers and strings, for a checkpoint."""
+        """Return plain values and tensors, for a checkpoint."""
         decision = None
         if self.decision is not None:
             decision = {**asdict(self.decision), "outcome": self.decision.outcome.name}

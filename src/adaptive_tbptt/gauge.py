@@ -209,6 +209,11 @@ class MeasuredGauge(_ParameterSpace):
 
     losses: int | float | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.losses is not None and not self.losses > 0:
+            raise ValueError(f"losses must be positive, got {self.losses}")
+
     def gradient_norms(self, profile: LagProfile) -> None:
         """Nothing is bounded."""
         return None

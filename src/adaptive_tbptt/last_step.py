@@ -147,19 +147,22 @@ class LastStep:
         """Return a power of two that keeps the gradients of the lags inside of float16.
 
         Without it they would be lost below 6e-5. 2^8 for the largest entry at lag 1 is arbitrary:
-        it leaves as much room upwards. 2^15 is the largest power that float16 holds. Other formats
-        need no scale.
+        it leaves as much room upwards. 2^15 is the largest power that float16 holds; a loss in that
+        format is the mean over rows, whose gradient is as many times the scale. Other formats need
+        no scale.
         """
         formats = {x.dtype for x in leaves(self.step.entering)}
         if torch.float16 not in formats | {autocast_format(self._loss.device)}:
             return 1.0
         _, lag1, _ = self._differentiate(self._loss, [], again=True)
         largest = max(float(g.abs().max()) for g in lag1)
+        rows = rows_of(self._segment.inputs) if self._loss.dtype is torch.float16 else 1
+        most = 15 - math.ceil(math.log2(rows))
         if largest == 0.0:
-            return 2.0**15
+            return 2.0**most
         if not math.isfinite(largest):
             return 1.0
-        return 2.0 ** min(math.floor(8 - math.log2(largest)), 15)
+        return 2.0 ** min(math.floor(8 - math.log2(largest)), most)
 
 
 @contextmanager

@@ -60,7 +60,8 @@ class _Whole(NamedTuple):
 def _whole(contributions: Contributions, level: float) -> _Whole:
     sketches = contributions.sketches.sum(axis=0)
     square, luck = squared_means(sketches, contributions.sizes), chance(sketches)
-    hidden = luck > (1 - level) / 2 or float(square.without_group.min()) <= 0.0
+    smallest = min(float(square.without_group.min()), float(square.without_block.min()))
+    hidden = luck > (1 - level) / 2 or smallest <= 0.0
     norm = math.sqrt(max(float(square.value), 0.0) / square.pairs)
     return _Whole(square, norm, luck, hidden)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .backprop import Weigh, window_forward
 from .model import LossFn, Recurrent
+from .state import leaves
 from .stream import Segment, Stream
 from .undisturbed import undisturbed
 from .windows import AdaptiveTBPTT
@@ -29,7 +30,9 @@ def activation_bytes(
         held[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    parameters = {p.untyped_storage().data_ptr() for p in recurrent.module.parameters()}
+    # There anyway: the parameters, and the data that a segment is cut out of.
+    there = {p.untyped_storage().data_ptr() for p in recurrent.module.parameters()}
+    there |= {x.untyped_storage().data_ptr() for part in segment for x in leaves(part)}
     with (
         undisturbed(recurrent.module),
         torch.enable_grad(),
@@ -37,7 +40,7 @@ def activation_bytes(
     ):
         # Kept until the sum is taken: freed memory would be handed out again.
         result = window_forward(recurrent, loss_fn, segment, None, context, weigh)
-        total = sum(size for pointer, size in held.items() if pointer not in parameters)
+        total = sum(size for pointer, size in held.items() if pointer not in there)
     del result
     return total
 
@@ -73,11 +76,12 @@ def free_bytes(device: torch.device) -> int | None:
     """Return the memory that is free on a device; None where it cannot be told."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    if device.type != "cpu" or not hasattr(os, "sysconf"):
+    if device.type != "cpu":
         return None
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
+    try:  # what Linux would make free, caches of files included
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(1024 * int(x.split()[1]) for x in lines if x.startswith("MemAvailable"))
+    except (OSError, StopIteration):
         return None
 
 
@@ -94,7 +98,7 @@ def warn_of_memory(tbptt: AdaptiveTBPTT, train: Stream) -> None:
         tbptt.recurrent,
         tbptt.loss_fn,
         train.segment(start, stop),
-        k,
+        k if tbptt.overlap else 0,
         tbptt.losses_per_window(k),
         tbptt.weigh,
     )

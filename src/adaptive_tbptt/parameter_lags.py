@@ -84,7 +84,7 @@ class ParameterLags:
 
     def result(self) -> Contributions:
         """Return everything that came in."""
-        if not np.isfinite(self._norms).all():
+        if not (np.isfinite(self._norms).all() and np.isfinite(self._sketches).all()):
             raise ValueError("the gradient of a parameter is NaN or infinite")
         return Contributions(self._norms, self._sketches, np.diff(self._cuts))
 

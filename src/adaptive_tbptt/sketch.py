@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -37,11 +37,13 @@ class Sketch:
         self.size = size
         self._names = {id(p): name for name, p in parameters.items()}
         self._parameters = list(parameters.values())
+        self._dtype = _format(self._parameters)
         self._signs: dict[str, Tensor] = {}
 
     def is_of(self, parameters: dict[str, Tensor]) -> bool:
         """Whether this is the map for these very parameters."""
-        return [id(p) for p in self._parameters] == [id(p) for p in parameters.values()]
+        same = [id(p) for p in self._parameters] == [id(p) for p in parameters.values()]
+        return same and self._dtype == _format(parameters.values())
 
     def uses(self, uses: Sequence[Use]) -> Iterator[Tensor]:
         """Yield `(steps, rows, m)` for a few steps at a time: the gradient of every row there."""
@@ -75,15 +77,11 @@ class Sketch:
 
     def dense(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """Return `(m,)`: a gradient given in full, one tensor per parameter."""
-        total = self._parameters[0].new_zeros(self.size)
+        total = self._parameters[0].new_zeros(self.size, dtype=self._dtype)
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             if gradient is not None:
-                matrix = (
-                    torch.atleast_1d(gradient).flatten(1)
-                    if gradient.dim() > 1
-                    else gradient.reshape(-1, 1)
-                )
-                left = self._left(parameter).t() @ matrix
+                signs = self._left(parameter)
+                left = signs.t() @ gradient.to(self._dtype).reshape(len(signs), -1)
                 total += (left * self._right(parameter).t()).sum(dim=1)
         return total / math.sqrt(self.size)
 
@@ -105,10 +103,15 @@ class Sketch:
         if key not in self._signs or self._signs[key].device != like.device:
             generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
             bits = torch.randint(2, (rows, self.size), generator=generator, dtype=torch.int8)
-            self._signs[key] = (2 * bits - 1).to(like)
+            self._signs[key] = (2 * bits - 1).to(like.device, self._dtype)
         return self._signs[key]
+
+
+def _format(parameters: Iterable[Tensor]) -> torch.dtype:
+    """The widest of the parameters' formats, and no narrower than float32: sums overflow there."""
+    return functools.reduce(torch.promote_types, [p.dtype for p in parameters], torch.float32)
 
 
 def _product(factor: Tensor, signs: Tensor) -> Tensor:
     """Return `factor @ signs`; integers stand for one-hot vectors."""
-    return factor @ signs if factor.is_floating_point() else signs[factor]
+    return factor.to(signs.dtype) @ signs if factor.is_floating_point() else signs[factor]

@@ -7,6 +7,7 @@ way.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -32,10 +33,6 @@ class SquaredMeans:
     without_group: Array
     without_block: Array
     pairs: float
-
-    def standard_error(self) -> Array:
-        """Return the jackknife error of `value`."""
-        return spread(self.without_group, self.without_block)
 
 
 def squared_means(
@@ -87,6 +84,14 @@ def chance(vectors: NDArray[np.floating], flips: int = 2000, seed: int = 0) -> f
     return float((values >= gram.sum() * (1 - 1e-12)).mean())
 
 
+def groups_needed(level: float) -> int:
+    """Return how many groups it takes for `chance` to fall to what `level` leaves on one side.
+
+    All signs as they were drawn, or all turned, look the same: two choices of 2^groups.
+    """
+    return max(2, math.ceil(1 - math.log2((1 - level) / 2)))
+
+
 def spread(*leave_one_out: Array) -> Array:
     """Return the jackknife standard error, independent causes added up."""
     total = 0.0
@@ -99,7 +104,7 @@ def spread(*leave_one_out: Array) -> Array:
 def quantile(level: float, groups: int) -> float:
     """Return the quantile of Student's t with `groups - 1` degrees of freedom.
 
-    Hill's expansion: right to a per cent from four degrees of freedom on.
+    Hill's expansion: from four degrees of freedom on right to a per cent, up to level 0.99.
     """
     z, nu = NormalDist().inv_cdf(level), max(groups - 1, 1)
     return float(

@@ -21,7 +21,8 @@ class StepScale:
     """Multiply the learning rate by sqrt(k), by k, or by 1, during `optimizer.step()` only.
 
     The rate is scaled in a hook before the step and put back in one after it, so schedulers,
-    loggers and checkpoints only ever see the base rate, and nothing drifts when k changes.
+    loggers and checkpoints see the base rate, and nothing drifts when k changes. After a step that
+    raised, the scaled rate stays until the next step or `remove`.
 
     Args:
         optimizer: any torch optimiser.
@@ -54,6 +55,7 @@ class StepScale:
                 before.remove()
         self.rule = rule
         self.factor = 1.0
+        self._optimizer = optimizer
         self._base: list[Any] = []
         self._handles = [
             optimizer.register_step_pre_hook(self._scale),
@@ -65,19 +67,18 @@ class StepScale:
         self.factor = _FACTORS[self.rule](k)
 
     def remove(self) -> None:
-        """Take the hooks off the optimiser."""
+        """Take the hooks off the optimiser; a rate that a step left scaled is put back."""
         for handle in self._handles:
             handle.remove()
+        self._restore(self._optimizer)
 
     def _scale(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        # A rate left behind by a step that raised is not taken for the base rate.
-        if self._base:
-            self._restore(optimizer, args, kwargs)
+        self._restore(optimizer)  # a rate left behind by a step that raised is not the base rate
         self._base = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] * self.factor
 
-    def _restore(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        for group, base in zip(optimizer.param_groups, self._base, strict=True):
+    def _restore(self, optimizer: Optimizer, *_: Any) -> None:
+        for group, base in zip(optimizer.param_groups, self._base, strict=False):
             group["lr"] = base
         self._base = []

@@ -150,7 +150,7 @@ def _choose(
     if isinstance(bias, MeasuredCurve):
         seen = bias.window
         low, high = open_range(bias, delta, k_min, k_max)
-        if not is_resolved(low, high):
+        if bias.hidden or not is_resolved(low, high):
             return min(max(low, high if k_now is None else k_now), high), Outcome.UNRESOLVED
     elif bias.hidden:
         return k_max, Outcome.UNRESOLVED
@@ -159,7 +159,7 @@ def _choose(
     k = _first_met(bias, delta, k_min, k_max)
     if k > k_max:
         return k_max, Outcome.BEYOND_MAXIMUM
-    if k == k_min:
+    if k == k_min < k_max:
         return k, Outcome.MET_AT_MINIMUM
     return k, Outcome.WINDOW_TOO_SHORT if k > seen else Outcome.MET
 

@@ -53,8 +53,8 @@ class _Wrapper(Controller):
         assert inner.k is not None
         k = self.change(inner.k, control.k)
         # What is reported is the bound at the k in use, not at the one that was changed.
-        if inner.evidence:
-            profile = with_evidence(profile, inner.evidence)
+        if inner.found:
+            profile = with_evidence(profile, inner.found)
         decision = inner.decision if k == inner.k else self.controller.assess(profile, k)
         return Control(k, decision, inner=inner)
 
@@ -139,46 +139,39 @@ class RateLimited(_Wrapper):
 
 
 @dataclass(frozen=True)
-class Smoothed(Controller):
-    """Average log E phi_k over estimates before the wrapped controller sees it.
+class Smoothed(_Wrapper):
+    """Average how log E phi_k falls over estimates before the wrapped controller sees it.
+
+    Only the shape is averaged, the sum over lags stays the newest one's: as the loss falls all
+    gradients shrink, which says nothing of k.
 
     Attributes:
-        controller: the controller to wrap.
+        controller: the controller to wrap; its gauge must look at the state, as the printed and
+            the release's do. Those that look at the parameters remember by themselves
+            (`Probes.remembered`).
         weight: share of the newest estimate; 1 is no smoothing.
 
     Choosing the weight: parameters move slowly, so estimates of one epoch still speak for the
     next; 0.5 halves the memory with every estimate.
     """
 
-    controller: Controller
     weight: float = 0.5
 
     def __post_init__(self) -> None:
         if not 0.0 < self.weight <= 1.0:
             raise ValueError(f"weight must be in (0, 1], got {self.weight}")
+        if self.controller.sketch:
+            raise ValueError(
+                "Smoothed averages norms of the state, and this gauge looks at the parameters: it "
+                "remembers earlier probes by itself, as many as its probes=Probes(...) say"
+            )
 
-    @property
-    def window(self) -> int:
-        """What the wrapped controller wants measured."""
-        return self.controller.window
-
-    @property
-    def sketch(self) -> int:
-        """What the wrapped controller wants."""
-        return self.controller.sketch
-
-    @property
-    def k_max(self) -> int:
-        """That of the wrapped controller."""
-        return self.controller.k_max
-
-    def init(self) -> Control:
-        """Start as the wrapped controller does."""
-        inner = self.controller.init()
-        return Control(inner.k, inner.decision, inner=inner)
+    def change(self, k: int, before: int | None) -> int:
+        """Leave k as it is."""
+        return k
 
     def update(self, control: Control, profile: LagProfile) -> Control:
-        """Scale every lag of the profile so that its mean becomes the running geometric mean."""
+        """Scale every lag so that the means fall as their running geometric mean does."""
         assert control.inner is not None
         mean = profile.mean
         seen = (mean > 0.0) & ~profile.underflowed
@@ -186,18 +179,13 @@ class Smoothed(Controller):
         if len(control.memory) == len(logs):
             old = np.asarray(control.memory)
             both = np.isfinite(logs) & np.isfinite(old)
-            mixed = np.where(both, logs, 0.0) * self.weight
-            mixed += np.where(both, old, 0.0) * (1.0 - self.weight)
-            # A lag that only one of the two resolved counts as the newest estimate says.
-            logs = np.where(both, mixed, logs)
+            if both.any():
+                # A lag that only one of the two resolved counts as the newest estimate says.
+                mixed = self.weight * logs[both] + (1.0 - self.weight) * old[both]
+                level = np.logaddexp.reduce(logs[both]) - np.logaddexp.reduce(mixed)
+                logs[both] = mixed + level
         with np.errstate(under="ignore"):
             factors = np.where(seen, np.exp(logs) / np.where(seen, mean, 1.0), 1.0)
         smooth = replace(profile, state_norms=profile.state_norms * factors[:, None])
         inner = self.controller.update(control.inner, smooth)
-        if inner.wants_more:
-            return replace(control, inner=inner, probed=inner.probed)
         return Control(inner.k, inner.decision, tuple(logs.tolist()), inner)
-
-    def assess(self, profile: LagProfile, k: int) -> TruncationDecision | None:
-        """Ask the wrapped controller, about the newest profile alone."""
-        return self.controller.assess(profile, k)
