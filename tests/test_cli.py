@@ -194,13 +194,13 @@ def test_check_bias_says_what_was_promised_and_what_is_true(tmp_path):
     assert record["delta"] == 0.5
     assert record["verdict"] in ("kept", "broken", "not resolved")
     assert "below the window" in call("check-bias", str(out), "--k", "20", code=2)
-    far = call("check-bias", str(out), "--k", "20", "--window", "30", "--segments", "4")
+    far = call("check-bias", str(out), "--k", "20", "--window", "30", "--segments", "6")
     assert "losses against 30 lags" in far or "noise hides" in far
     assert "split must be" in call("check-bias", str(out), "--split", "all", code=2)
     fixed = tmp_path / "fixed"
     train("--k", "3", "--out", str(fixed))
     assert "give --delta" in call("check-bias", str(fixed), code=2)
-    assert "K=3" in call("check-bias", str(fixed), "--delta", "0.9", "--segments", "4")
+    assert "K=3" in call("check-bias", str(fixed), "--delta", "0.9", "--segments", "6")
 
 
 def test_the_benchmarks_run(tmp_path):

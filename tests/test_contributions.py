@@ -180,3 +180,81 @@ def test_sequences_that_start_inside_the_window_take_the_fast_path_too(double, r
     np.testing.assert_allclose(ours.sketches, theirs.sketches, rtol=1e-5, atol=1e-7)
     assert not ours.norms[2:, 1].any()  # row 1 starts at step 5: nothing reaches beyond lag 1
     assert ours.norms[:2, 1].all()
+
+
+class Beside(nn.Module):
+    """A linear map beside the layer, run before it."""
+
+    def __init__(self):
+        super().__init__()
+        self.beside, self.layer = nn.Linear(3, 4), nn.GRU(3, 4)
+
+    def forward(self, x, state):
+        beside = self.beside(x)
+        h, state = self.layer(x, state)
+        return h + beside, state
+
+
+class Learned(nn.Module):
+    """Starts from a state that is learned."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.start = nn.GRU(3, 4), nn.Parameter(torch.randn(1, 1, 4))
+
+    def initial_state(self, rows):
+        return self.start.expand(1, rows, 4).contiguous()
+
+    def forward(self, x, state):
+        return self.layer(x, self.initial_state(x.shape[1]) if state is None else state)
+
+
+@pytest.mark.parametrize("make", [Beside, Learned])
+def test_what_recording_cannot_see_is_measured_row_by_row(double, make):
+    model, (x, y) = make(), float_data(3, 4)
+    resets = torch.zeros(x.shape[:2], dtype=torch.bool)
+    resets[-3, 1] = True
+    fast, slow = (
+        at.probe(model, MSE, x, y, resets=resets, parameters=True, fused=fused)
+        for fused in (True, False)
+    )
+    np.testing.assert_allclose(fast.contributions.norms, slow.contributions.norms, rtol=1e-8)
+
+
+def test_a_part_that_is_unfrozen_later_is_found_out(double):
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.norm = nn.GRU(3, 4), nn.LayerNorm(4)
+
+        def forward(self, x, state):
+            h, state = self.layer(x, state)
+            return self.norm(h), state
+
+    model, (x, y) = Normed(), float_data(3, 4)
+    model.norm.requires_grad_(False)
+    recurrent = as_recurrent(model)
+    at.probe(recurrent, MSE, x, y, parameters=True)
+    assert recurrent.affine
+    model.norm.requires_grad_(True)
+    again = at.probe(recurrent, MSE, x, y, parameters=True)
+    expected = at.probe(model, MSE, x, y, parameters=True, fused=False)
+    np.testing.assert_allclose(again.contributions.norms, expected.contributions.norms, rtol=1e-8)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.LSTM(3, 5), OfOtherMaps])
+def test_rows_that_a_mask_leaves_out_are_not_run_alone(double, make):
+    model, (x, y) = make(), float_data(3, 5)
+    mask = torch.ones(y.shape[:2])
+    mask[:, 0] = 0.0
+
+    def loss_fn(outputs, targets):
+        y, mask = targets
+        return ((outputs - y).square().mean(-1) * mask).sum() / mask.sum()
+
+    found = at.probe(
+        model, loss_fn, x, (y, mask), parameters=True, weigh=lambda t: float(t[1].sum())
+    ).contributions
+    assert (found.norms[:, 0] == 0.0).all()
+    assert np.isfinite(found.norms).all()
+    assert (found.norms[:, 1:] > 0.0).all()

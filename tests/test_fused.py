@@ -192,3 +192,40 @@ def test_training_mode_leaves_the_model_and_the_random_state_alone():
     assert np.isfinite(profile.state_norms).all()
     assert not any(m._forward_pre_hooks for m in model.modules())
     assert all(p.grad is None for p in model.parameters())
+
+
+class Dropped(nn.Module):
+    """Drops parts of its state while training: eval mode alone does not show it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.GRU(3, 4)
+
+    def forward(self, x, state):
+        h, state = self.layer(x, state)
+        return h, F.dropout(state, 0.5, self.training)
+
+
+class Packed(nn.Module):
+    """Hands packed sequences to its layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.GRU(3, 4)
+
+    def forward(self, x, state):
+        packed = nn.utils.rnn.pack_padded_sequence(x, torch.full((x.shape[1],), len(x)))
+        h, state = self.layer(packed, state)
+        return nn.utils.rnn.pad_packed_sequence(h)[0], state
+
+
+@pytest.mark.parametrize("make", [Dropped, Packed])
+def test_the_fast_path_is_not_taken_where_training_or_packing_differs(make):
+    recurrent = at.as_recurrent(make())
+    x, y = torch.randn(STEPS, ROWS, 3), torch.randn(STEPS, ROWS, 4)
+    torch.manual_seed(5)
+    fast = at.probe(recurrent, F.mse_loss, x, y)
+    assert recurrent.fused is False
+    torch.manual_seed(5)
+    slow = at.probe(recurrent.module, F.mse_loss, x, y, fused=False)
+    np.testing.assert_allclose(fast.state_norms, slow.state_norms)

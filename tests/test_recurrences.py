@@ -49,6 +49,41 @@ def test_the_scan_is_the_loop_and_may_be_cut_anywhere():
         torch.testing.assert_close(torch.cat([first, second]), features)
 
 
+class Stacked(nn.Module):
+    """Cells on top of each other; `fills` writes into the list it was handed, as many do."""
+
+    def __init__(self, fills):
+        super().__init__()
+        self.cells = nn.ModuleList([nn.GRUCell(INPUTS, HIDDEN), nn.GRUCell(HIDDEN, 1)])
+        self.fills = fills
+
+    def forward(self, x, state):
+        if state is None:
+            state = [x.new_zeros(x.shape[1], cell.hidden_size) for cell in self.cells]
+        state, outputs = state if self.fills else list(state), []
+        for xt in x:
+            for i, cell in enumerate(self.cells):
+                state[i] = xt = cell(xt, state[i])
+            outputs.append(xt)
+        return torch.stack(outputs), state
+
+
+def test_a_state_that_is_filled_in_place_is_measured_and_reset_all_the_same():
+    (x, y), found = data(), []
+    resets = torch.zeros(STEPS, ROWS, dtype=torch.bool)
+    resets[9, 1] = resets[20, 2] = True
+    for fills in (False, True):
+        torch.manual_seed(0)
+        model = Stacked(fills)
+        stream = at.SequenceStream(x, y, resets=resets)
+        norms = at.probe(model, F.mse_loss, x, y, resets=resets, burn_in=5).state_norms
+        windows = at.AdaptiveTBPTT(model, F.mse_loss, at.FixedTruncation(4)).windows(stream)
+        losses = [float(window.backward()) for window in windows]
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+        found.append([*norms.ravel(), *losses, *gradient, at.evaluate(model, F.mse_loss, stream)])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-12)
+
+
 @pytest.mark.parametrize("burn_in", [0, 10])
 def test_phi_is_the_product_of_the_gates(burn_in):
     model, (x, y) = example.MinGRU(INPUTS, HIDDEN, 1), data()

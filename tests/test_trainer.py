@@ -247,6 +247,27 @@ def test_the_estimate_of_a_windows_memory_is_about_right():
     assert activation_bytes(recurrent, F.mse_loss, long, 40, weigh) == truth
 
 
+def test_a_gradient_from_before_is_no_part_of_the_first_update():
+    found = []
+    for stale in (False, True):
+        trainer = build()  # seeds the dropout too
+        for parameter in trainer.model.parameters():
+            parameter.grad = torch.ones_like(parameter) if stale else None
+        trainer.fit(streams()[0], epochs=1)
+        found.append(final(trainer))
+    assert all(torch.equal(found[0][k], found[1][k]) for k in found[0])
+
+
+def test_a_schedule_by_validation_is_not_stepped_by_windows():
+    trainer = build()
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(trainer.optimizer)
+    with pytest.raises(ValueError, match="once per epoch"):
+        at.Trainer(
+            trainer.model, F.mse_loss, trainer.optimizer, at.FixedTruncation(3), scheduler=plateau,
+            scheduler_per="window",
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("options", [{"scheduler_per": "day"}, {"patience": 0}])
 def test_options_are_checked(options):
     with pytest.raises(ValueError, match="must be"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,9 @@ def load_model(module: torch.nn.Module, saved: dict[str, Tensor], source: str | 
     shapes = [
         f"{name} is {tuple(saved[name].shape)} there and {tuple(own[name].shape)} here"
         for name in own.keys() & saved.keys()
-        if saved[name].shape != own[name].shape
+        if isinstance(own[name], Tensor)  # others are a module's extra state
+        and isinstance(saved[name], Tensor)
+        and saved[name].shape != own[name].shape
     ]
     problems = [
         *(f"{name} is missing" for name in missing),
@@ -107,6 +110,8 @@ def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
         return {"$tuple": [_encode(v, tensors) for v in value]}
     if isinstance(value, list):
         return [_encode(v, tensors) for v in value]
+    if isinstance(value, Counter):  # milestones of schedulers
+        return {"$counter": _encode(dict(value), tensors)}
     if isinstance(value, dict):
         return {"$dict": [[_encode(k, tensors), _encode(v, tensors)] for k, v in value.items()]}
     if value is None or isinstance(value, bool | int | float | str):
@@ -120,7 +125,10 @@ def _decode(value: Any, tensor: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if "$tensor" in value:
-        return tensor(value["$tensor"])
+        # A copy: memory as torch aligns it, or the CPU rounds otherwise than before the checkpoint.
+        return tensor(value["$tensor"]).clone()
+    if "$counter" in value:
+        return Counter(_decode(value["$counter"], tensor))
     if "$tuple" in value:
         return tuple(_decode(v, tensor) for v in value["$tuple"])
     return {_decode(k, tensor): _decode(v, tensor) for k, v in value["$dict"]}

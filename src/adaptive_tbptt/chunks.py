@@ -147,10 +147,16 @@ class ChunkStream(Stream):
 
         `data` is for a source that goes on where it was and cannot be read again from its start.
         """
-        saved: dict[str, Any] = {"cursor": self.cursor, "first": self._first, "end": self._end}
-        saved["keep"] = self._keep
+        # What is still held after a rewind belongs to the epoch before.
+        first, end, held = (0, 0, []) if self._stale else (self._first, self._end, self._held)
+        saved: dict[str, Any] = {
+            "cursor": self.cursor,
+            "first": first,
+            "end": end,
+            "keep": self._keep,
+        }
         if data:  # copies: a chunk may be a view of a tensor far larger, which would be saved whole
-            saved["held"] = [list(map_leaves(torch.clone, part)) for part in self._held]
+            saved["held"] = [list(map_leaves(torch.clone, part)) for part in held]
         return saved
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -185,10 +191,11 @@ def shuffles(loader: DataLoader[Any]) -> bool:
 def _join(parts: list[Segment]) -> Segment:
     if len(parts) == 1:
         return parts[0]
-    if any(part.resets is None for part in parts):
+    where = next((part.resets.device for part in parts if part.resets is not None), None)
+    if where is not None:
         parts = [
-            part._replace(resets=torch.zeros(part.steps, part.rows, dtype=torch.bool))
-            if part.resets is None and any(p.resets is not None for p in parts)
+            part._replace(resets=torch.zeros(part.steps, part.rows, dtype=torch.bool, device=where))
+            if part.resets is None
             else part
             for part in parts
         ]

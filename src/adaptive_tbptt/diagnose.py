@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from .backprop import default_weigh
+from .backprop import Weigh, default_weigh
 from .bias import BiasCurve
 from .decay import DecayFit, fit_decay
 from .gauge import Gauge, PaperGauge
@@ -154,6 +154,7 @@ def diagnose(
     seed: int = 0,
     batch_first: bool | None = None,
     state_batch_dim: int | None = None,
+    weigh: Weigh | None = None,
 ) -> Diagnosis:
     """Measure the decay on random segments and say which K each delta needs.
 
@@ -173,6 +174,7 @@ def diagnose(
         seed: of the segments and the bootstrap.
         batch_first: layout of the model, as in `probe`.
         state_batch_dim: as in `probe`.
+        weigh: as in `AdaptiveTBPTT`, where targets are masked.
 
     >>> _ = torch.manual_seed(0)
     >>> data = torch.randn(200, 16, 3), torch.randn(200, 16, 8)
@@ -193,7 +195,7 @@ def diagnose(
         check_tolerance(delta, k_min, k_max)
     gauge = PaperGauge() if gauge is None else gauge
     generator = torch.Generator().manual_seed(seed)
-    weigh = default_weigh(loss_fn)
+    weigh = default_weigh(loss_fn) if weigh is None else weigh
     profiles = []
     with undisturbed(recurrent.module):
         for batch in range(math.ceil(samples / stream.rows)):
@@ -208,6 +210,7 @@ def diagnose(
                     train=train,
                     parameters=gauge.sketch > 0,
                     sketch=gauge.sketch,
+                    weigh=weigh,
                 )
             )
     profile = LagProfile.concatenate(profiles)

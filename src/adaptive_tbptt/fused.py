@@ -56,7 +56,9 @@ def layer_inputs(recurrent: Recurrent, layer: nn.RNNBase, inputs: Nest, state: S
         handle.remove()
     if not seen:
         raise RuntimeError("the model did not call its recurrent layer")
-    x: Tensor = seen[0]
+    x = seen[0]
+    if not isinstance(x, Tensor):
+        raise ValueError("the layer is given packed sequences")
     x = x.transpose(0, 1) if layer.batch_first else x
     if x.dim() != 3 or len(x) != steps_of(inputs):
         raise ValueError("the layer is not given all steps at once")
@@ -104,6 +106,8 @@ def _is_exact(recurrent: Recurrent, inputs: Nest, state: State) -> bool:
     rows = torch.arange(min(2, leaves(inputs)[0].shape[1]))
     few = map_leaves(lambda x: x[:3, : len(rows)], inputs)
     start = select_rows(detach(state), rows, recurrent.dims(inputs))
+    if not _hands_on(recurrent, layer, few, start):
+        return False
     generator = torch.Generator().manual_seed(0)
     with undisturbed(recurrent.module, train=False, backward=True):
         with torch.no_grad():
@@ -133,6 +137,31 @@ def _is_exact(recurrent: Recurrent, inputs: Nest, state: State) -> bool:
     flat = [mine[i][t] for t in range(len(steps)) for i in range(kinds)]
     return same and all(
         torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(flat, theirs, strict=True)
+    )
+
+
+def _hands_on(recurrent: Recurrent, layer: nn.RNNBase, inputs: Nest, state: State) -> bool:
+    """Whether the state goes into the layer and out of the model as it is, in training too."""
+    seen: list[Any] = []
+
+    def note(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], result: Any) -> None:
+        seen.append((args[1] if len(args) > 1 else named.get("hx"), result[1]))
+
+    handle = layer.register_forward_hook(note, with_kwargs=True)
+    try:
+        with undisturbed(recurrent.module, train=True), torch.no_grad():
+            _, leaving = recurrent.core(inputs, state)
+    except (RuntimeError, ValueError, IndexError):
+        return False
+    finally:
+        handle.remove()
+    if len(seen) != 1:
+        return False
+    pairs = zip(((state, leaving)), seen[0], strict=True)
+    return all(
+        [x.shape for x in leaves(a)] == [x.shape for x in leaves(b)]
+        and all(torch.equal(x, y) for x, y in zip(leaves(a), leaves(b), strict=True))
+        for a, b in pairs
     )
 
 
@@ -203,7 +232,7 @@ class LayerPass:
                 above = entering.gates @ weights_of(self._layer, index).ih
                 mask = self.masks[index]
                 above = above if mask is None else above * mask
-        if self._encoder is not None and self._encoder.calls and above is not None:
+        if self._encoder is not None and self._encoded.requires_grad and above is not None:
             uses += self._encoder.uses([self._encoded], [above])
         return found, uses
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .backprop import default_weigh
+from .backprop import Weigh
 from .fused import LayerPass, recurrent_layer_of
 from .model import LossFn, Recurrent, rows_of
 from .parameter_lags import ParameterLags
@@ -35,6 +35,7 @@ class LastStep:
         segment: that one step.
         state: state entering it.
         lags: where the contribution of lag 0 is to go.
+        weigh: the weight of targets in a mean.
 
     Attributes:
         step: what was run.
@@ -47,10 +48,11 @@ class LastStep:
         loss_fn: LossFn,
         segment: Segment,
         state: State,
-        lags: ParameterLags | None = None,
+        lags: ParameterLags | None,
+        weigh: Weigh,
     ) -> None:
         self._recurrent, self._loss_fn, self._segment = recurrent, loss_fn, segment
-        self._state, self._lags = state, lags
+        self._state, self._lags, self._weigh = state, lags, weigh
         self._recorder: Recorder | None = None
         self._layer = recurrent_layer_of(recurrent) if recurrent.fused else None
         if lags is not None and lags.affine:
@@ -131,9 +133,9 @@ class LastStep:
         assert self._lags is not None
         parameters = list(self._lags.parameters.values())
         segment = Segment(*(map_leaves(lambda x: x[:, row : row + 1], p) for p in self._segment))
-        weigh = default_weigh(self._loss_fn)
         # What the row's own mean counts in the mean over all rows.
-        share = weigh(segment.targets) / weigh(self._segment.targets) * self._lags.rows
+        weight, whole = self._weigh(segment.targets), self._weigh(self._segment.targets)
+        share = weight / whole * self._lags.rows
         if share == 0.0:
             return [None] * len(parameters)
         only = torch.tensor([row])

@@ -87,6 +87,8 @@ def free_bytes(device: torch.device) -> int | None:
 
 def warn_of_memory(tbptt: AdaptiveTBPTT, train: Stream) -> None:
     """Say before training starts that a window of k_max will not fit."""
+    if tbptt.trained_steps:  # said before, and looking ahead would change what is probed next
+        return
     k = tbptt.controller.k_max
     if train.length is not None:
         k = min(k, train.length)

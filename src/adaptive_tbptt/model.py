@@ -147,8 +147,9 @@ class Recurrent:
         if self.batch_first:
             inputs = swap_time_and_batch(inputs)
         run: Any = self._part("core") if self._splits else self.module
+        own = map_leaves(lambda leaf: leaf, state)  # a list or dict that the module may fill anew
         try:
-            result = run(inputs, state)
+            result = run(inputs, own)
         except RuntimeError as error:
             explain(error)
             raise

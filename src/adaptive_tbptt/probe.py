@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,6 +45,7 @@ def probe(
     sketch: int = 0,
     fused: bool = True,
     held_steps: int = HELD_STEPS,
+    weigh: Weigh | None = None,
 ) -> LagProfile:
     """Measure the gradient norms of the last step's loss at every lag, for every row.
 
@@ -69,6 +72,7 @@ def probe(
             otherwise taken where it was found to give the same numbers.
         held_steps: steps of the window that are held in memory at once. A longer window is run
             forward twice, so memory does not grow with it beyond the norms themselves.
+        weigh: as in `AdaptiveTBPTT`, where targets are masked.
 
     Returns:
         A profile of `burn_in + window` steps: lags 0..window, one column per row.
@@ -96,6 +100,7 @@ def probe(
         sketch=sketch,
         fused=fused,
         held_steps=held_steps,
+        weigh=weigh,
     )
     check_reached(profile, alive_rows(segment))
     return profile
@@ -113,8 +118,45 @@ def probe_segment(
     sketch: int = 0,
     fused: bool = True,
     held_steps: int = HELD_STEPS,
+    weigh: Weigh | None = None,
 ) -> LagProfile:
     """Probe a time-first segment; see `probe`. The caller is to `check_reached`."""
+    weigh = default_weigh(loss_fn) if weigh is None else weigh
+    measure = functools.partial(
+        _measure,
+        recurrent,
+        loss_fn,
+        segment,
+        state,
+        burn_in,
+        train=train,
+        parameters=parameters,
+        sketch=sketch,
+        fused=fused,
+        held_steps=held_steps,
+        weigh=weigh,
+    )
+    try:
+        return measure()
+    except NotAffine:  # seen only now: at a reset, or in a part that was frozen before
+        recurrent.affine = False
+        return measure()
+
+
+def _measure(
+    recurrent: Recurrent,
+    loss_fn: LossFn,
+    segment: Segment,
+    state: State,
+    burn_in: int,
+    *,
+    train: bool | None,
+    parameters: bool,
+    sketch: int,
+    fused: bool,
+    held_steps: int,
+    weigh: Weigh,
+) -> LagProfile:
     if torch.is_inference_mode_enabled():
         raise RuntimeError("inference mode makes no gradients: probe outside of it")
     check_finite(segment.inputs)
@@ -138,12 +180,12 @@ def probe_segment(
         state = _warm_up(recurrent, segment, state, burn_in)
         lags = None
         if parameters:
-            affine = is_affine(recurrent, loss_fn, segment, state) if fused else False
+            affine = is_affine(recurrent, loss_fn, segment, state, weigh) if fused else False
             lags = ParameterLags(recurrent, window, segment.rows, sketch, affine=affine)
         before = segment.between(burn_in, segment.steps - 1)
         earlier = Segments(recurrent, before, state, length=held_steps, fused=fused, lags=lags)
         step = segment.between(segment.steps - 1, segment.steps)
-        last = LastStep(recurrent, loss_fn, step, earlier.final, lags)
+        last = LastStep(recurrent, loss_fn, step, earlier.final, lags, weigh)
         readout, lag1 = last.backward()
         norms = LagNorms(recurrent, readout, last.step, window, last.scale)
         norms.add([g[None] for g in lag1])
@@ -166,7 +208,9 @@ def _warm_up(recurrent: Recurrent, segment: Segment, state: State, burn_in: int)
     return detach(recurrent.initial_state(segment.inputs) if state is None else state)
 
 
-def is_affine(recurrent: Recurrent, loss_fn: LossFn, segment: Segment, state: State) -> bool:
+def is_affine(
+    recurrent: Recurrent, loss_fn: LossFn, segment: Segment, state: State, weigh: Weigh
+) -> bool:
     """Tell whether recording how parameters are used gives what one pass per row gives.
 
     Found out once per model, on a few steps of up to two rows.
@@ -174,7 +218,6 @@ def is_affine(recurrent: Recurrent, loss_fn: LossFn, segment: Segment, state: St
     if torch.is_autocast_enabled(recurrent.device.type) or segment.steps == 1:
         return False
     if recurrent.affine is None:
-        weigh = default_weigh(loss_fn)
 
         def has_loss(row: int) -> bool:
             return weigh(map_leaves(lambda x: x[-1:, row : row + 1], segment.targets)) > 0
@@ -183,19 +226,16 @@ def is_affine(recurrent: Recurrent, loss_fn: LossFn, segment: Segment, state: St
         parts = (segment.inputs, segment.targets)
         few = Segment(*(map_leaves(lambda x: x[-4:, rows.to(x.device)], part) for part in parts))
         start = select_rows(detach(state), rows, recurrent.dims(segment.inputs))
-        recurrent.affine = True
-        try:
-            ours, theirs = (
-                probe_segment(
-                    recurrent, loss_fn, few, start, train=False, parameters=True, fused=fused
-                ).contributions
-                for fused in (True, False)
-            )
-            assert ours is not None
-            assert theirs is not None
-            recurrent.affine = np.allclose(ours.norms, theirs.norms, rtol=1e-3, atol=1e-7)
-        except NotAffine:
-            recurrent.affine = False
+        recurrent.affine = True  # for now; a probe that finds otherwise says so
+        options: dict[str, Any] = {"train": False, "parameters": True, "weigh": weigh}
+        ours, theirs = (
+            probe_segment(recurrent, loss_fn, few, start, fused=fused, **options).contributions
+            for fused in (True, False)
+        )
+        assert ours is not None
+        assert theirs is not None
+        same = np.allclose(ours.norms, theirs.norms, rtol=1e-3, atol=1e-7)
+        recurrent.affine = recurrent.affine and same
     return recurrent.affine
 
 

@@ -6,11 +6,12 @@ import contextlib
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from . import checkpoint
-from .loggers import JsonlLogger, Metrics
+from .loggers import JsonlLogger, Logger, Metrics, TensorBoardLogger
 from .origin import origin, version
 
 try:
@@ -33,6 +34,19 @@ class RunFolder:
     def file(self, name: str) -> Path | None:
         """Return the path of a checkpoint."""
         return None if self.path is None else self.path / "checkpoints" / f"{name}.safetensors"
+
+    def tensorboard(self, wanted: bool | None) -> list[Logger]:
+        """Return a logger for TensorBoard, if wanted; None wants it where it is installed."""
+        if wanted is None:
+            wanted = self.path is not None and find_spec("tensorboard") is not None
+        if not wanted:
+            return []
+        if self.path is None:
+            raise ValueError("tensorboard needs a run_dir to write to")
+        try:
+            return [TensorBoardLogger(self.path / "tensorboard")]
+        except OSError as error:
+            raise TrainingError(f"cannot write to {self.path}: {error}") from error
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

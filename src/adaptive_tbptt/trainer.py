@@ -8,7 +8,6 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +22,7 @@ from .clip import Clip
 from .control import Controller
 from .evaluate import evaluate_sum, mean_loss
 from .interrupt import DeferredInterrupt
-from .loggers import Logger, Metrics, TensorBoardLogger, plain
+from .loggers import Logger, Metrics, plain
 from .memory import warn_of_memory
 from .meter import LossMeter
 from .model import LossFn, Recurrent, as_recurrent
@@ -134,6 +133,8 @@ class Trainer:
     ) -> None:
         if scheduler_per not in ("epoch", "window"):
             raise ValueError(f"scheduler_per must be 'epoch' or 'window', got {scheduler_per!r}")
+        if scheduler_per == "window" and isinstance(scheduler, ReduceLROnPlateau):
+            raise ValueError("ReduceLROnPlateau looks at the validation loss: once per epoch")
         if patience is not None and patience < 1:
             raise ValueError(f"patience must be at least 1 epoch, got {patience}")
         self.ranks = present_ranks() if ranks is None else ranks
@@ -145,16 +146,8 @@ class Trainer:
         self.clip, self.patience, self.max_seconds = clip, patience, max_seconds
         self.checkpoint_seconds, self.show, self.eval_chunk = checkpoint_seconds, show, eval_chunk
         self.folder = RunFolder(run_dir)
-        self.loggers, self.callbacks, self.clock = list(loggers), list(callbacks), clock
-        if tensorboard is None:
-            tensorboard = run_dir is not None and find_spec("tensorboard") is not None
-        if tensorboard:
-            if run_dir is None:
-                raise ValueError("tensorboard needs a run_dir to write to")
-            try:
-                self.loggers.append(TensorBoardLogger(Path(run_dir) / "tensorboard"))
-            except OSError as error:
-                raise TrainingError(f"cannot write to {run_dir}: {error}") from error
+        self.loggers = [*loggers, *self.folder.tensorboard(tensorboard)]
+        self.callbacks, self.clock = list(callbacks), clock
         self.tbptt = AdaptiveTBPTT(
             recurrent,
             loss_fn,
@@ -206,6 +199,7 @@ class Trainer:
             self.folder.open(keep=0 if saved is None else saved["metrics_lines"])
             total = None if train.length is None else epochs * train.length
             self.scale = StepScale(self.optimizer, self.step_scale)
+            self.optimizer.zero_grad()  # what was computed before is no part of the first update
             with (
                 DeferredInterrupt() as interrupt,
                 ProgressDisplay(total, self.tbptt.trained_steps, show=self.show) as display,

@@ -245,6 +245,7 @@ class AdaptiveTBPTT:
                 burn_in=self.burn_in,
                 parameters=sketch > 0,
                 sketch=sketch,
+                weigh=self.weigh,
             )
         whole, alive = self.ranks.join_profiles(profile, alive_rows(segment), weight)
         check_reached(whole, alive)

@@ -157,7 +157,7 @@ def _test_at_best(
     if trainer.best_epoch == metrics["epoch"]:
         metrics.update(config.test_metrics(trainer, test))
     else:
-        before = trainer.history[-1]
+        before = trainer.history[-1] if trainer.history else {}  # none yet was finite
         metrics.update({name: v for name, v in before.items() if name.startswith("test_")})
 
 
@@ -181,6 +181,7 @@ def _error_bars(
             burn_in=config.burn_in,
             parameters=gauge.sketch > 0,
             sketch=gauge.sketch,
+            weigh=tbptt.weigh,
         )
         bias = gauge.bias(profile)
         bound = bias.relative_at(tbptt.k)
