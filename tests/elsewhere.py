@@ -10,6 +10,8 @@ from contextlib import contextmanager
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from adaptive_tbptt.precision import NO_FLOAT64
+
 aten = torch.ops.aten
 CPU = torch.device("cpu")
 
@@ -106,7 +108,11 @@ def _inner(leaf):
 
 
 def _outer(leaf):
-    return Elsewhere(leaf) if isinstance(leaf, torch.Tensor) else leaf
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    if leaf.dtype is torch.float64 and ELSEWHERE.type in NO_FLOAT64:
+        raise TypeError("this device has no float64")
+    return Elsewhere(leaf)
 
 
 def _run(func, args, kwargs):

@@ -48,6 +48,14 @@ MODELS = {
 }
 
 
+@pytest.fixture(params=["float64", "no float64"], autouse=True)
+def formats(request, monkeypatch):
+    """Some devices have no float64."""
+    if request.param == "no float64":
+        monkeypatch.setattr("adaptive_tbptt.precision.NO_FLOAT64", {"mps", "elsewhere"})
+        monkeypatch.setattr("tests.elsewhere.NO_FLOAT64", {"mps", "elsewhere"})
+
+
 def model(name, device):
     torch.manual_seed(0)
     return MODELS[name]().to(device)

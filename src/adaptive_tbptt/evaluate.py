@@ -7,6 +7,7 @@ from torch import nn
 
 from .backprop import Weigh, default_weigh, refuse_sums, run
 from .model import LossFn, Recurrent, as_recurrent, slice_steps
+from .precision import wide
 from .state import State, detach
 from .stream import Stream
 from .undisturbed import undisturbed
@@ -72,7 +73,8 @@ def evaluate_sum(
                 weight = weigh(targets)
                 if weight > 0:
                     loss = recurrent.loss(loss_fn, piece.features, recurrent.place(targets))
-                    total = total.to(loss.device) + loss.double() * weight
+                    loss = wide(loss)
+                    total = total.to(loss.device) + loss * weight
                     count += weight
                 state = detach(piece.state)
     stream.rewind()

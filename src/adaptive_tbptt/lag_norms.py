@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .decay import floor_of
 from .model import Recurrent
-from .precision import autocast_format
+from .precision import autocast_format, wide
 from .profile import Array, LagProfile
 from .state import map_leaves
 from .unroll import Step
@@ -75,7 +75,7 @@ class LagNorms:
                     "explodes; measure a shorter window, or smaller weights"
                 )
             if self._next > self._window:
-                last = part[-1].detach().double() / self._scale
+                last = wide(part[-1].detach()) / self._scale
                 self._squares[name] = last.square().mean(dim=0).cpu().numpy()
             self._norms[name][first : self._next] = norms
             self._means[name][first : self._next] = means
@@ -114,7 +114,7 @@ def _reduce(gradients: Tensor, factor: float) -> tuple[Array, Array]:
 
     The squares of a float64 may leave its range, so those are scaled first.
     """
-    values = (gradients.cpu() if gradients.device.type == "mps" else gradients).double()
+    values = wide(gradients)
     means = values.mean(dim=1)
     scale = values.new_ones(1)
     if gradients.dtype == torch.float64:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .precision import wide
+
 
 class LossMeter:
     """Collects losses as tensors; `flush` brings them to the host and checks them."""
@@ -28,7 +30,7 @@ class LossMeter:
         """Add up what was noted; return the step and value of the first loss that is not finite."""
         if not self._pending:
             return None
-        values = torch.stack([loss for loss, _, _ in self._pending]).double().tolist()
+        values = wide(torch.stack([loss for loss, _, _ in self._pending])).tolist()
         entries, self._pending = self._pending, []
         for value, (_, weight, step) in zip(values, entries, strict=True):
             if value != value or value in (float("inf"), float("-inf")):

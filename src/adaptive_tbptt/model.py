@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .compiled import compiled_parts, eager, plain
-from .precision import autocast_format, explain
+from .precision import autocast_format, explain, wide
 from .state import (
     BatchDims,
     State,
@@ -365,7 +365,7 @@ def _close(a: State, b: State, cast: torch.dtype | None) -> bool:
         eps = max((torch.finfo(f).eps for f in formats if f.is_floating_point), default=0.0)
         rtol, atol = (1e-3, 1e-5) if eps < 1e-4 else (4 * eps, eps)
         return x.shape == y.shape and torch.allclose(
-            x.double(), y.double(), rtol=rtol, atol=atol, equal_nan=True
+            wide(x), wide(y), rtol=rtol, atol=atol, equal_nan=True
         )
 
     return all(close(x, y) for x, y in zip(pack(a), pack(b), strict=True))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .contributions import Contributions, group_edges
 from .model import Nest, Recurrent, rows_of, steps_of
+from .precision import wide
 from .sketch import Sketch
 from .uses import Recorder, Use, squared_norms, trained
 
@@ -74,7 +75,7 @@ class ParameterLags:
         """Take in one step: the gradient of every parameter, row by row."""
         groups = np.searchsorted(self._cuts, np.arange(self._cuts[-1]), side="right") - 1
         for row, given in enumerate(gradients):
-            norms = [g.double().norm() for g in given if g is not None]
+            norms = [wide(g).norm() for g in given if g is not None]
             norm = torch.stack(norms).norm() if norms else torch.zeros(())
             self._norms[self._next, row] = float(norm) / self.scale
             if self._sketch is not None:

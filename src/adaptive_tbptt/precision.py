@@ -1,4 +1,4 @@
-"""Mixed precision: what `torch.autocast` asks of passes that a person did not write."""
+"""Number formats: what `torch.autocast` asks of passes nobody wrote by hand, and float64."""
 
 from __future__ import annotations
 
@@ -15,6 +15,14 @@ class Scaler(Protocol):
 
     def scale(self, outputs: Tensor, /) -> Tensor:
         """Multiply a loss by the scale."""
+
+
+NO_FLOAT64 = {"mps"}  # types of devices
+
+
+def wide(x: Tensor) -> Tensor:
+    """Return float64, on the CPU where the device has no such numbers."""
+    return (x.cpu() if x.device.type in NO_FLOAT64 else x).double()
 
 
 def autocast_format(device: torch.device) -> torch.dtype | None:

@@ -18,6 +18,7 @@ from .backprop import advance
 from .compiled import eager
 from .decay import DecayFit
 from .model import Nest, Recurrent, as_recurrent, slice_steps
+from .precision import wide
 from .state import State, join_rows, leaves, map_leaves, per_row, select_rows
 from .stream import Segment, time_first
 from .undisturbed import undisturbed
@@ -221,7 +222,7 @@ def contraction(module: nn.Module, largest: dict[nn.Module, float]) -> tuple[boo
         for suffix in _layers(part):
             if isinstance(part, nn.RNN | nn.RNNCell):
                 weight = getattr(part, f"weight_hh{suffix}")
-                norm = float(torch.linalg.matrix_norm(weight.detach().double(), 2))
+                norm = float(torch.linalg.matrix_norm(wide(weight.detach()), 2))
                 found.append((norm < 1.0, f"{label}||W{suffix}||={norm:.3g}"))
             elif isinstance(part, nn.LSTM | nn.LSTMCell) and not getattr(part, "proj_size", 0):
                 # An upper layer reads h of the one below, which is smaller than 1.
@@ -235,14 +236,12 @@ def contraction(module: nn.Module, largest: dict[nn.Module, float]) -> tuple[boo
 
 
 def _lstm_condition(part: nn.Module, suffix: str, largest: float, label: str) -> tuple[bool, str]:
-    w_i, w_f, w_z, w_o = getattr(part, f"weight_hh{suffix}").detach().double().chunk(4)
+    w_i, w_f, w_z, w_o = wide(getattr(part, f"weight_hh{suffix}").detach()).chunk(4)
     reach = w_f.abs().sum(dim=1)
-    reach += largest * getattr(part, f"weight_ih{suffix}").detach().double().chunk(4)[1].abs().sum(
-        1
-    )
+    reach += largest * wide(getattr(part, f"weight_ih{suffix}").detach()).chunk(4)[1].abs().sum(1)
     if getattr(part, "bias", False) is not False:
         for bias in (f"bias_ih{suffix}", f"bias_hh{suffix}"):
-            reach += getattr(part, bias).detach().double().chunk(4)[1]
+            reach += wide(getattr(part, bias).detach()).chunk(4)[1]
     gap = 1.0 - float(torch.sigmoid(reach.max()))
     i, f, z, o = (float(w.abs().sum(dim=1).max()) for w in (w_i, w_f, w_z, w_o))
     ok = i < gap and o < gap and z <= gap / 4 and f < gap**2
@@ -285,7 +284,7 @@ def _like(nest: State, values: Any) -> State:
 
 def _row_norms(recurrent: Recurrent, state: State) -> Tensor:
     parts = recurrent.components(state).values()
-    return torch.stack([p.double().square().sum(dim=1) for p in parts]).sum(dim=0).sqrt()
+    return torch.stack([wide(p).square().sum(dim=1) for p in parts]).sum(dim=0).sqrt()
 
 
 def _normalise(recurrent: Recurrent, state: State) -> State:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .model import Recurrent
-from .precision import autocast_format
+from .precision import autocast_format, wide
 from .profile import LagProfile
 from .state import State, leaves, map_leaves
 from .stream import Segment
@@ -66,5 +66,5 @@ def warn_of_unreached_parts(
 def _differ(a: Tensor, b: Tensor) -> bool:
     """Tell whether two results differ by more than rounding; 1e-4 is arbitrary."""
     eps = max(torch.finfo(f).eps for f in (a.dtype, autocast_format(a.device) or a.dtype))
-    change, size = (a.double() - b.double()).abs().max(), a.double().abs().max()
+    change, size = (wide(a) - wide(b)).abs().max(), wide(a).abs().max()
     return bool(change > max(4 * eps, 1e-4) * size)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from .precision import wide
 from .state import leaves
 
 
@@ -68,13 +69,13 @@ def squared_norms(uses: Iterable[Use]) -> Tensor:
 def _inner(a: Tensor, b: Tensor) -> Tensor:
     """Inner products over the last dimension, in float64; integers stand for one-hot vectors."""
     if not a.is_floating_point() and not b.is_floating_point():
-        return (a == b).double()
+        return wide(a == b)
     if not b.is_floating_point():
         a, b = b, a
     if not a.is_floating_point():
-        return b.gather(-1, a[..., None])[..., 0].double()
+        return wide(b.gather(-1, a[..., None])[..., 0])
     # A product of vectors in their own precision would lose what is far below the largest.
-    return torch.linalg.vecdot(a.double(), b.double())
+    return torch.linalg.vecdot(wide(a), wide(b))
 
 
 class _Call(NamedTuple):

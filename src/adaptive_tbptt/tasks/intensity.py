@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..precision import wide
+
 _CAP = 30.0  # exp(30) is 1e13, beyond any honest Lambda; times 1e25 it still fits into float32
 
 
@@ -59,7 +61,7 @@ def expected_gap(a: Tensor, w: Tensor, *, nodes: int = 60) -> Tensor:
         w: slope of the log intensity, broadcast against `a`.
         nodes: quadrature nodes on each side of the middle.
     """
-    a, w = torch.broadcast_tensors(a.double(), w.double())
+    a, w = torch.broadcast_tensors(wide(a), wide(w))
     weights, left = _tanh_sinh(nodes, a.device)  # left = 1 - p, exact close to 0
     rate = torch.exp(a)[..., None]
     slope = (w / torch.exp(a))[..., None]

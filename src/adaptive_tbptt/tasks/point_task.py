@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from ..backprop import run
 from ..experiments.config import TrainConfig, nearest, option
 from ..model import Recurrent, as_recurrent
+from ..precision import wide
 from ..state import State, detach
 from ..stream import SequenceStream
 from ..undisturbed import undisturbed
@@ -104,9 +105,9 @@ def point_metrics(
                 events = part.steps * part.rows
                 of_type, of_time = point_nll(forecast, targets)
                 wrong = (forecast.logits.argmax(-1) != targets["type"]).sum()
-                error = expected_gap(forecast.a, forecast.w) - targets["gap"].double()
+                error = expected_gap(forecast.a, forecast.w) - wide(targets["gap"])
                 batch = [of_type * events, of_time * events, wrong, error.square().sum()]
-                sums += torch.stack([x.double().cpu() for x in batch])
+                sums += torch.stack([x.cpu().double() for x in batch])
                 count += events
                 state = detach(piece.state)
     stream.rewind()
