@@ -77,12 +77,16 @@ def test_same_seed_same_model_and_data_whatever_the_global_seed():
 
 
 def test_configurations_survive_toml(tmp_path):
-    for config in (TINY.changed(delta=0.3), PRESETS["paper-variable"].changed(k=7)):
+    odd = TINY.changed(k=3, clip=math.inf, data="folder \U0001f600 é/a.npz")
+    for config in (TINY.changed(delta=0.3), PRESETS["paper-variable"].changed(k=7), odd):
         path = tmp_path / "config.toml"
-        path.write_text(config.to_toml())
+        path.write_text(config.to_toml(), encoding="utf-8")
         assert CopyConfig.from_toml(path) == config
     path.write_text("unheard_of = 3")
     with pytest.raises(ValueError, match="unheard_of"):
+        CopyConfig.from_toml(path)
+    path.write_text("clip = Infinity")
+    with pytest.raises(ValueError, match=r"config\.toml cannot be read"):
         CopyConfig.from_toml(path)
 
 
@@ -101,6 +105,7 @@ def test_every_field_has_a_help_text():
         ({"step_scale": "x"}, "one of sqrt"),
         ({"layout": "x"}, "released or paper"),
         ({"epochs": 0}, "epochs"),
+        ({"batch": 0}, "batch must be at least 1"),
         ({"lr": -1.0}, "lr"),
         ({"k": 0}, "k must be at least 1"),
         ({"delta": 0.1, "window": 500}, "does not fit"),

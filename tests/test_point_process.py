@@ -289,7 +289,7 @@ def test_table_figures_and_findings_of_book_order(tmp_path):
     found = check_findings(e, cells)
     assert [f.holds for f in found] == [True] * 5
     write_tables(e, cells, tmp_path, "command")
-    assert "3.970 (0.000)" in (tmp_path / "table.md").read_text()
+    assert "3.9705 (0.0000)" in (tmp_path / "table.md").read_text()
     names = {f.name for f in write_figures(e, cells, tmp_path)}
     assert names == {"test.png", "valid.png", "best.png", "decay.png", "k.png", "bias.png",
                      "test_rmse.png", "test_zero_one.png"}  # fmt: skip

@@ -209,7 +209,9 @@ def test_repeats_stand_in_for_estimates_where_k_was_fixed(tmp_path):
 
 
 def test_measured_biases_are_drawn_with_their_intervals(tmp_path):
-    run = run_of(tmp_path / "run", checks=[(2, 5, 0.05, 0.04, 0.07), (4, 7, 0.12, 0.1, 0.15)])
+    other = (4, 2, 0.8, 0.7, 0.9)  # of a K that the run did not use: it says nothing of the run
+    used = [(2, 5, 0.05, 0.04, 0.07), (4, 7, 0.12, 0.1, 0.15)]
+    run = run_of(tmp_path / "run", checks=[*used, other])
     measured = bias_chart([run]).figure["data"][-1]
     assert measured["name"] == "measured"
     assert measured["meta"]["epoch"] == [2, 4]

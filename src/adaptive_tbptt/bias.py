@@ -110,7 +110,7 @@ def log_bounds(
     log_phi = _log(phi)
     decays = log_beta < 0.0
     rate = np.where(decays, log_beta, -1.0)
-    tail = log_phi[tau] - np.log1p(-np.exp(rate))  # phi_tau / (1 - beta)
+    tail = log_phi[tau] - np.log(-np.expm1(rate))  # phi_tau / (1 - beta), also for beta near 1
     beyond = tail + np.arange(1, len(phi) - tau + 1)[:, None] * rate
     terms = np.vstack([tail, log_phi[tau - 1 : 0 : -1]]) if tau > 0 else beyond[:0]
     before = np.logaddexp.accumulate(terms)[::-1] if tau > 0 else terms

@@ -99,7 +99,7 @@ def _add_train(task: str) -> None:
         device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
         **given: Any,
     ) -> None:
-        from .experiments.report import SCORES, write_report
+        from .experiments.report import SCORES, shown, write_report
         from .experiments.run import train_run
         from .ranks import present_ranks, process_group
 
@@ -120,8 +120,8 @@ def _add_train(task: str) -> None:
         write_report(config, result)
         best, score = result.best, config.score
         _out.print(
-            f"\n{config.setting}: best validation {SCORES[score]} {best[f'valid_{score}']:.4f}, "
-            f"test {best[f'test_{score}']:.4f}, after epoch {result.fit.best_epoch}",
+            f"\n{config.setting}: best validation {SCORES[score]} {shown(best[f'valid_{score}'])}, "
+            f"test {shown(best.get(f'test_{score}'))}, after epoch {result.fit.best_epoch}",
             highlight=False,
         )
         _out.print(str(result.diagnosis), highlight=False, markup=False)
@@ -179,8 +179,8 @@ def reproduce(
     from .experiments.config import nearest
     from .experiments.paper import experiment
     from .experiments.plots import write_figures
-    from .experiments.runner import choose_executor
-    from .experiments.tables import write_tables
+    from .experiments.runner import choose_executor, why_failed
+    from .experiments.tables import command_of, write_tables
 
     run_cells = choose_executor(executor, jobs=jobs, address=address)
     chosen = experiment(name)
@@ -199,16 +199,14 @@ def reproduce(
     failed: list[str] = []
     if not tables_only:
         stamp = lambda text: _out.print(text, highlight=False, markup=False)  # noqa: E731
-        failed = run_cells(cells, folder, work or Path("runs") / folder.name, say=stamp)
+        work = work or Path("runs") / folder.name
+        failed = run_cells(cells, folder, work, say=stamp)
     finished = read_cells(folder)
-    command = f"atbptt reproduce {name} --preset {preset} --inits {len({c.init for c in cells})}"
-    command += " --data FOLDER" if data is not None else ""
-    command += " --partial" if partial else ""
-    command += "".join(f" --only {name}" for name in only or [])
-    command += f" --epochs {epochs}" if epochs is not None else ""
-    write_tables(chosen, finished, folder, command)
+    if failed and not finished:
+        raise TrainingError(f"all cells failed; {why_failed(work, failed[0])}")
+    write_tables(chosen, finished, folder, command_of(chosen, preset, finished))
     write_figures(chosen, finished, folder)
-    _out.print((folder / "table.md").read_text(), highlight=False, markup=False)
+    _out.print((folder / "table.md").read_text("utf-8"), highlight=False, markup=False)
     if failed:
         raise TrainingError(f"{len(failed)} cells failed: {', '.join(failed)}")
 
@@ -374,6 +372,8 @@ def bench(
     from .experiments.bench_tables import as_markdown, machine, update_csv
     from .experiments.config import nearest
 
+    if turns < 1:
+        raise ValueError(f"turns must be at least 1, got {turns}")
     names, kinds = size or ["copy", "ptb-small"], only or list(BENCHMARKS)
     for given, known, what in ((names, SIZES, "size"), (kinds, BENCHMARKS, "benchmark")):
         for name in given:

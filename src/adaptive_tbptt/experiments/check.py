@@ -31,6 +31,7 @@ class RunCheck:
         truncated: the gradient truncated at the K in use there.
         windows: that of the training windows, of K2 losses each.
         gauges: for each gauge, what it says of that K, and which K it would choose.
+        split: whose data it was.
     """
 
     epoch: int
@@ -38,6 +39,7 @@ class RunCheck:
     truncated: BiasCheck
     windows: BiasCheck
     gauges: dict[str, tuple[float, TruncationDecision]]
+    split: str
 
     def __str__(self) -> str:
         rows = [("gauge", f"says of K={self.truncated.k}", f"K for {self.delta:g}", "outcome")]
@@ -69,6 +71,8 @@ class RunCheck:
             "low": found.low if measured is not None else None,
             "high": found.high if measured is not None else None,
             "samples": found.samples,
+            "split": self.split,
+            "window": found.window,
             "verdict": found.verdict(self.delta),
         }
 
@@ -124,7 +128,7 @@ def check_run(
         curve = config.changed(gauge=name).make_gauge().bias(profile)
         choice = choose_truncation(curve, delta=delta, k_min=config.k_min, k_max=config.k_max)
         found[name] = (curve.relative_at(k), choice)
-    check = RunCheck(best["epoch"], delta, truncated, windows, found)
+    check = RunCheck(best["epoch"], delta, truncated, windows, found, split)
     with (folder / "check_bias.jsonl").open("a") as file:
         file.write(json.dumps(check.record()) + "\n")
     return check

@@ -82,8 +82,9 @@ class TrainConfig(ABC):
         ):
             if value not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
-        if self.epochs < 1:
-            raise ValueError(f"epochs must be at least 1, got {self.epochs}")
+        for name in ("epochs", "batch", "eval_chunk", "window", "hidden", "layers"):
+            if getattr(self, name, 1) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.k2 is not None and self.k2 < 1:
             raise ValueError(f"k2 must be at least 1 step, got {self.k2}")
         if not self.lr > 0.0:
@@ -176,13 +177,13 @@ class TrainConfig(ABC):
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if value is not None:
-                lines.append(f"# {f.metadata['help']}\n{f.name} = {json.dumps(value)}\n")
+                lines.append(f"# {f.metadata['help']}\n{f.name} = {_toml(value)}\n")
         return "\n".join(lines)
 
     @classmethod
     def from_toml(cls, path: Path) -> Self:
         """Read what `to_toml` wrote."""
-        values = tomllib.loads(path.read_text())
+        values = read_toml(path)
         values.pop("task", None)
         known = {f.name for f in dataclasses.fields(cls)}
         unknown = sorted(values.keys() - known)
@@ -197,6 +198,21 @@ class TrainConfig(ABC):
             for f in dataclasses.fields(self)
             if getattr(self, f.name) != getattr(other, f.name)
         ]
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a file of TOML, or say which one is none."""
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+
+
+def _toml(value: Any) -> str:
+    """Write a value as TOML, which is JSON but for numbers that are not finite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return json.dumps(value, ensure_ascii=False)
 
 
 def nearest(name: str, known: Any, what: str) -> ValueError:

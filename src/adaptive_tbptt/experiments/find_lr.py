@@ -23,7 +23,7 @@ class Trial:
     @property
     def diverged(self) -> bool:
         """Whether the loss blew up, or ended well above where it began (by 10 %; arbitrary)."""
-        return not math.isfinite(self.last) or self.last > 1.1 * self.first
+        return not math.isfinite(self.last) or self.last > self.first + 0.1 * abs(self.first)
 
 
 def try_rate(config: Any, lr: float, updates: int) -> Trial:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -90,8 +90,12 @@ class Results:
 def check_findings(experiment: Experiment, cells: Cells) -> list[Finding]:
     """Check every finding that the paper states for the experiment."""
     results = Results(experiment, cells)
-    checks = CHECKS[experiment.name]
-    return [check(results) for check in checks]
+    counts = sorted({len(mine) for mine in results.by_setting.values()})
+    rest = f"{' to '.join(map(str, counts))} initialisations per setting"
+    if counts == [1]:
+        rest = "one initialisation, so nothing is known of the spread"
+    found = [check(results) for check in CHECKS[experiment.name]]
+    return [replace(finding, numbers=f"{finding.numbers} ({rest})") for finding in found]
 
 
 def _k5_does_not_learn(r: Results) -> Finding:

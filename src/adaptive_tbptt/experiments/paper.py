@@ -38,6 +38,7 @@ class Experiment:
         data_file: name of the file or folder to look for in `--data`.
         printed: the paper's numbers.
         factors: what a metric is multiplied by in tables and figures.
+        digits: decimals of a metric in the table, where three are too few.
         margin: a difference in the metrics too small to speak of.
         remarks: what a reader of the table should know.
     """
@@ -52,6 +53,7 @@ class Experiment:
     variants: dict[str, dict[str, Any]] = field(default_factory=dict)
     printed: Printed = field(default_factory=dict)
     factors: dict[str, float] = field(default_factory=dict)
+    digits: dict[str, int] = field(default_factory=dict)
     margin: float = 0.01
     remarks: tuple[str, ...] = ()
 
@@ -69,6 +71,10 @@ class Experiment:
         if preset not in self.presets:
             raise nearest(preset, self.presets, "preset")
         base, rounds = self.presets[preset]
+        if inits is not None and inits < 1:
+            raise ValueError(f"inits must be at least 1, got {inits}")
+        if "partial" in changes and not hasattr(base, "partial"):
+            raise ValueError(f"--partial is for data sets of text; {self.name} reads none")
         if data is not None:
             inside = data / self.data_file
             path = inside if inside.exists() else data
@@ -121,8 +127,8 @@ _SMALL = (
     "The small preset is another experiment than the paper's, so its numbers are not to be "
     "compared with those printed: one LSTM layer of 128 units instead of 900 (PTB) or 512 "
     "(WikiText-2), 16 rows of 10,000 tokens, the first 160,001 of the training split, the first "
-    "32,001 of validation and test, the vocabulary of that slice. What should carry "
-    "over is the order of the settings."
+    "32,001 of validation and test, the vocabulary of that slice, the rate scaled by sqrt(K) for "
+    "both. What should carry over is the order of the settings."
 )
 
 _GAUGED = (
@@ -232,6 +238,7 @@ EXPERIMENTS: dict[str, Experiment] = {
                 "test_zero_one": "0-1 loss of type",
             },
             factors={"test_rmse": 1000.0},
+            digits={"test_rmse": 4, "test_zero_one": 4},
             data_file="book_order",
             ks=(3, 6, 9, 15, 21),
             deltas=(0.9, 0.5, 0.1),

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from ..files import write_text
 from ..palette import BLUE, ORANGE, VERMILION
-from .config import TrainConfig
+from .config import TrainConfig, read_toml
 from .run import RunResult
 
 SCORES = {"ppl": "perplexity", "nll": "negative log-likelihood"}
@@ -19,7 +20,7 @@ def write_report(config: TrainConfig, result: RunResult) -> None:
     """Write `summary.md`, `run.png` and `decay.png` into the run folder."""
     run_figure(config, result.fit.history).savefig(result.folder / "run.png", dpi=130)
     result.diagnosis.figure(result.folder / "decay.png")
-    (result.folder / "summary.md").write_text(summary(config, result))
+    write_text(result.folder / "summary.md", summary(config, result))
 
 
 def summary(config: TrainConfig, result: RunResult) -> str:
@@ -31,8 +32,8 @@ def summary(config: TrainConfig, result: RunResult) -> str:
 
 | | |
 |---|---|
-| best validation {name} | {best[f"valid_{score}"]:.4f} (epoch {result.fit.best_epoch}) |
-| test {name} there | {best[f"test_{score}"]:.4f} |
+| best validation {name} | {shown(best[f"valid_{score}"])} (epoch {result.fit.best_epoch}) |
+| test {name} there | {shown(best.get(f"test_{score}"))} |
 | epochs, data passes | {result.fit.epochs}, {last["data_passes"]:.2f} |
 | updates, seconds | {last["updates"]}, {last["seconds"]:.0f} |
 | K: first, smallest, largest, last | {ks[0]}, {min(ks)}, {max(ks)}, {ks[-1]} |
@@ -49,6 +50,11 @@ At the best parameters:
 """
 
 
+def shown(value: float | None) -> str:
+    """Return a score as text."""
+    return "too large to tell" if value is None else f"{value:.4f}"
+
+
 def run_figure(config: TrainConfig, history: list[dict[str, Any]]) -> Figure:
     """Perplexity, K and the estimated relative bias against data passes, one above the other."""
     figure = Figure(figsize=(7.0, 7.5), layout="constrained")
@@ -57,8 +63,14 @@ def run_figure(config: TrainConfig, history: list[dict[str, Any]]) -> Figure:
     score = config.score
     training = [config.valid_metrics(row["train_loss"])[f"valid_{score}"] for row in history]
     top.plot(passes, training, color="0.6", label="training")
-    top.plot(passes, [row[f"valid_{score}"] for row in history], color=BLUE, label="validation")
-    tested = [row[f"test_{score}"] for row in history]
+    valid, tested = (
+        [
+            np.nan if row.get(f"{split}_{score}") is None else row[f"{split}_{score}"]
+            for row in history
+        ]
+        for split in ("valid", "test")
+    )
+    top.plot(passes, valid, color=BLUE, label="validation")
     top.plot(passes, tested, color=VERMILION, ls="--", label="test at best")
     top.set_ylabel(SCORES[score])
     top.set_title(config.setting)
@@ -83,12 +95,10 @@ def run_figure(config: TrainConfig, history: list[dict[str, Any]]) -> Figure:
 
 def load_run(folder: Path, tasks: dict[str, Any]) -> Any:
     """Return the configuration of a run folder."""
-    import tomllib
-
     path = folder / "config.toml"
     if not path.exists():
         raise ValueError(f"{folder} is not a run folder: it has no config.toml")
-    name = tomllib.loads(path.read_text()).get("task")
+    name = read_toml(path).get("task")
     if name not in tasks:
         raise ValueError(f"{path} names no known task: {name!r}")
     return tasks[name].from_toml(path)

@@ -138,6 +138,13 @@ def run_cells(
     return failed
 
 
+def why_failed(work: Path | None, name: str) -> str:
+    """Return the last line that a cell wrote before it failed."""
+    log = (work or Path()) / f"{name}.log"
+    lines = log.read_text().strip().splitlines() if log.is_file() else []
+    return f"{name}: {lines[-1]}" if lines else f"{name} left no log"
+
+
 def unfinished(cells: list[Cell], store: Path, say: Say) -> list[Cell]:
     """Return the cells that have no results yet."""
     _check_finished(cells, store)

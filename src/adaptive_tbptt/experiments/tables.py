@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import math
 import statistics
 from pathlib import Path
 from typing import Any
 
+from ..files import write_text
 from .paper import Experiment
 
 Row = dict[str, Any]
@@ -25,7 +27,9 @@ def rows(experiment: Experiment, cells: list[dict[str, Any]]) -> list[Row]:
             "epochs": max(cell["epochs"] for cell in mine),
         }
         for metric in experiment.metrics:
-            values = [experiment.factors.get(metric, 1.0) * cell[metric] for cell in mine]
+            factor = experiment.factors.get(metric, 1.0)
+            # Perplexities that overflowed are kept as null.
+            values = [math.inf if c[metric] is None else factor * c[metric] for c in mine]
             printed = experiment.printed.get(setting, {}).get(metric)
             row[f"{metric}_mean"] = statistics.fmean(values)
             row[f"{metric}_sd"] = statistics.stdev(values) if len(values) > 1 else None
@@ -36,6 +40,33 @@ def rows(experiment: Experiment, cells: list[dict[str, Any]]) -> list[Row]:
         row["minutes"] = statistics.fmean(cell["seconds"] for cell in mine) / 60
         table.append(row)
     return table
+
+
+def command_of(experiment: Experiment, preset: str, cells: list[dict[str, Any]]) -> str:
+    """Return the command that makes these cells; refuse cells that no one command makes."""
+    configs = [cell["config"] for cell in cells if cell.get("config")]
+    ours = {"seed", "k", "delta"} | {key for v in experiment.settings.values() for key in v}
+    for config in configs:
+        differing = [
+            f"{name}: {value} and {config.get(name)}"
+            for name, value in configs[0].items()
+            if name not in ours and config.get(name) != value
+        ]
+        if differing:
+            raise ValueError(
+                f"the cells were made with different configurations ({'; '.join(differing)}): "
+                "they are no table"
+            )
+    base, _ = experiment.presets[preset]
+    command = f"atbptt reproduce {experiment.name} --preset {preset}"
+    command += f" --inits {len({cell['init'] for cell in cells})}"
+    if configs and configs[0].get("data") is not None:
+        command += " --data FOLDER"
+    if configs and configs[0].get("partial"):
+        command += " --partial"
+    if configs and configs[0]["epochs"] != base.epochs:
+        command += f" --epochs {configs[0]['epochs']}"
+    return command
 
 
 def write_tables(
@@ -51,7 +82,7 @@ def write_tables(
         writer.writerows(
             {k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()} for row in table
         )
-    (folder / "table.md").write_text(_markdown(experiment, table, cells, command))
+    write_text(folder / "table.md", _markdown(experiment, table, cells, command))
 
 
 def _markdown(
@@ -67,10 +98,12 @@ def _markdown(
     for row in table:
         entries = [row["setting"], str(row["inits"]), str(row["epochs"])]
         for metric in experiment.metrics:
-            mine = _number(row[f"{metric}_mean"], row[f"{metric}_sd"])
+            digits = experiment.digits.get(metric, 3)
+            mine = _number(row[f"{metric}_mean"], row[f"{metric}_sd"], digits)
             entries.append(f"**{mine}**" if row[f"{metric}_mean"] == best[metric] else mine)
             if experiment.printed:
-                entries.append(_number(row[f"{metric}_paper"], row[f"{metric}_paper_sd"]))
+                printed = row[f"{metric}_paper"], row[f"{metric}_paper_sd"]
+                entries.append(_number(*printed, digits))
         if experiment.variants:
             entries.append(f"{row['k_least']}, {row['k_median']:g}, {row['k_largest']}")
             entries += [f"{row['updates']:,.0f}", f"{row['minutes']:.1f}"]
@@ -98,10 +131,10 @@ def _origin(cells: list[dict[str, Any]], command: str) -> str:
     )
 
 
-def _number(mean: float | None, deviation: float | None) -> str:
+def _number(mean: float | None, deviation: float | None, digits: int) -> str:
     if mean is None:
         return ""
-    return f"{mean:.3f}" + ("" if deviation is None else f" ({deviation:.3f})")
+    return f"{mean:.{digits}f}" + ("" if deviation is None else f" ({deviation:.{digits}f})")
 
 
 def _line(entries: list[str]) -> str:

@@ -24,7 +24,8 @@ class Run:
         config: `config.toml`; empty for a `Trainer` of one's own.
         epochs: a row of metrics for every epoch, at least one.
         probes: a row for every estimate of K.
-        checks: rows of `check_bias.jsonl`: the bias measured against a longer truncation.
+        checks: rows of `check_bias.jsonl` about the K that was used: the bias measured against a
+            longer truncation.
         starts: when and where it was started and gone on with; empty for runs of old releases.
     """
 
@@ -82,12 +83,18 @@ def read_run(folder: Path, name: str) -> Run:
     config = folder / "config.toml"
     return Run(
         name=name,
-        config=tomllib.loads(config.read_text()) if config.is_file() else {},
+        config=tomllib.loads(config.read_text("utf-8")) if config.is_file() else {},
         epochs=epochs,
         probes=[row for row in rows if row.get("event") == "estimate"],
-        checks=_read_rows(folder / "check_bias.jsonl"),
+        checks=[row for row in _read_rows(folder / "check_bias.jsonl") if _of_run(row, epochs)],
         starts=_read_rows(folder / "starts.jsonl"),
     )
+
+
+def _of_run(check: Row, epochs: list[Row]) -> bool:
+    """Whether a check speaks of the run: of the K it used, on the data it trained on."""
+    used = {(row["epoch"], row["k"]) for row in epochs}
+    return check.get("split", "train") == "train" and (check["epoch"], check["k"]) in used
 
 
 def _read_rows(path: Path) -> list[Row]:

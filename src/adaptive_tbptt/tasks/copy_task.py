@@ -26,7 +26,9 @@ class CopyConfig(PerplexityConfig):
     train_steps: int = option(4000, "length of each training row")
     valid_steps: int = option(1000, "length of each validation and test row")
     data_seed: int = option(0, "of the generated symbols")
-    data: str | None = option(None, "an .npz file with arrays to use instead of generated ones")
+    data: str | None = option(
+        None, "an .npz file with arrays to use instead; rows and steps are its"
+    )
     hidden: int = option(50, "units of each layer")
     layers: int = option(2, "recurrent layers")
     cell: str = option("lstm", "lstm, gru or rnn")
@@ -49,7 +51,14 @@ class CopyConfig(PerplexityConfig):
     def streams(self) -> dict[str, SequenceStream]:
         """Return the training, validation and test streams."""
         if self.data is not None:
-            return {name: copy_stream(s) for name, s in read_arrays(Path(self.data)).items()}
+            arrays = read_arrays(Path(self.data))
+            largest = max(int(part.max()) for split in arrays.values() for part in split)
+            if largest > self.data_symbols + 1:
+                raise ValueError(
+                    f"{self.data} holds the symbol {largest}: with blank and marker that takes "
+                    f"--data-symbols {largest - 1}, got {self.data_symbols}"
+                )
+            return {name: copy_stream(s) for name, s in arrays.items()}
         lengths = {"train": self.train_steps, "valid": self.valid_steps, "test": self.valid_steps}
         memory = (self.m if self.m_min is None else self.m_min, self.m)
         layout: Any = self.layout

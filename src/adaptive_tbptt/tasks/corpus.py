@@ -52,14 +52,17 @@ class Corpus:
     Attributes:
         tokens: one array of token numbers per split, memory-mapped.
         words: the vocabulary; a token's number is its place in it.
+        level: what a token is.
     """
 
     tokens: dict[str, NDArray[np.int32]]
     words: list[str]
+    level: Level = "word"
 
     def decode(self, numbers: Iterable[int]) -> str:
         """Turn numbers back into text."""
-        return " ".join(self.words[i] for i in numbers)
+        between = " " if self.level == "word" else ""
+        return between.join(self.words[i] for i in numbers)
 
 
 def read_corpus(
@@ -90,7 +93,9 @@ def read_corpus(
     if scope not in ("train", "all"):
         raise ValueError(f"vocabulary must be 'train' or 'all', got {scope!r}")
     files = _find(folder, dataset)
-    stamps = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files.values()]
+    seen = [(f.name, f.stat()) for f in files.values()]
+    # The time of change as well: a copy may keep the size and the time of modification.
+    stamps = [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in seen]
     key = json.dumps([str(folder.resolve()), stamps, level, scope, sorted(limits.items())])
     place = Path(cache) / hashlib.sha256(key.encode()).hexdigest()[:16]
     if not (place / "words.json").exists():
@@ -99,7 +104,7 @@ def read_corpus(
     # Copy on write: torch wants memory it could write to, though nothing does.
     tokens = {s: np.load(place / f"{s}.npy", mmap_mode="c") for s in SPLITS}
     _check_counts(tokens, limits, dataset, level, partial)
-    return Corpus(tokens, words)
+    return Corpus(tokens, words, level)
 
 
 def tokenise(path: Path, level: Level) -> Iterator[list[str]]:

@@ -1,0 +1,98 @@
+"""Where a table says it comes from, and what does not belong into one."""
+
+import math
+
+import numpy as np
+import pytest
+
+from adaptive_tbptt.experiments.find_lr import Trial
+from adaptive_tbptt.experiments.findings import check_findings
+from adaptive_tbptt.experiments.paper import experiment
+from adaptive_tbptt.experiments.report import run_figure, shown
+from adaptive_tbptt.experiments.tables import command_of, rows, write_tables
+from adaptive_tbptt.tasks.copy_task import PRESETS
+
+from .test_cli import call
+from .test_experiments import fake, table_cells
+
+
+def made(setting, init, **config):
+    values = {"epochs": 210, "data": "fixed.npz", "seed": init, "m": 10, "k": None, "delta": None}
+    return {**fake(setting, init, 1.04), "config": {**values, **config}}
+
+
+def test_the_command_is_that_of_the_cells_not_of_the_options():
+    chosen = experiment("copy-fixed")
+    cells = [made("K=10", i, k=10) for i in range(3)] + [made("delta=0.1", 0, delta=0.1)]
+    command = "atbptt reproduce copy-fixed --preset paper --inits 3 --data FOLDER"
+    assert command_of(chosen, "paper", cells) == command
+    short = [made("K=10", 0, k=10, epochs=20, data=None)]
+    assert command_of(chosen, "paper", short) == (
+        "atbptt reproduce copy-fixed --preset paper --inits 1 --epochs 20"
+    )
+    with pytest.raises(ValueError, match="m: 10 and 5"):
+        command_of(chosen, "paper", [*cells, made("K=20", 0, k=20, m=5)])
+
+
+def test_small_deviations_are_not_shown_as_none(tmp_path):
+    book = experiment("book-order")
+    cells = []
+    for init, zero_one in ((0, 0.3826), (1, 0.3832)):
+        scores = {
+            "valid_nll": -5.0,
+            "test_nll": -5.1,
+            "test_rmse": 0.0039,
+            "test_zero_one": zero_one,
+        }
+        cells.append({**fake("K=3", init, 1.0), **scores})
+    write_tables(book, cells, tmp_path, "command")
+    assert "0.3829 (0.0004)" in (tmp_path / "table.md").read_text()
+
+
+def test_a_perplexity_that_overflowed_is_infinite_in_the_table():
+    row = rows(experiment("copy-fixed"), [{**fake("K=5", 0, 1.7), "test_ppl": None}])[0]
+    assert row["test_ppl_mean"] == math.inf
+
+
+def test_findings_say_how_many_initialisations_they_rest_on():
+    chosen = experiment("copy-fixed")
+    assert "(2 initialisations per setting)" in str(check_findings(chosen, table_cells())[0])
+    single = [cell for cell in table_cells() if cell["init"] == 0]
+    assert "nothing is known of the spread" in str(check_findings(chosen, single)[0])
+
+
+def test_a_negative_loss_that_falls_has_not_diverged():
+    assert not Trial(0.1, -4.5, -4.9, 300).diverged
+    assert Trial(0.1, -4.5, -3.9, 300).diverged
+    assert Trial(0.1, 1.0, 1.2, 300).diverged
+
+
+def test_a_run_whose_perplexity_overflows_is_drawn_and_told():
+    row = {
+        "data_passes": 1.0,
+        "train_loss": 800.0,
+        "valid_ppl": None,
+        "k": 3,
+        "relative_bias": None,
+    }
+    run_figure(PRESETS["quick"].changed(k=3), [row, {**row, "data_passes": 2.0, "test_ppl": 9.0}])
+    assert (shown(None), shown(1.5)) == ("too large to tell", "1.5000")
+
+
+def test_wrong_use_of_tables_is_a_sentence(tmp_path):
+    assert "inits must be at least 1" in call("reproduce", "copy-fixed", "--inits", "-1", code=2)
+    assert "reads none" in call("reproduce", "copy-fixed", "--partial", code=2)
+    assert "turns must be at least 1" in call("bench", "--turns", "0", code=2)
+    where = ["--out", str(tmp_path / "out"), "--work", str(tmp_path / "work")]
+    text = call("reproduce", "ptb-small", "--only", "K=10", "--inits", "1", *where, code=1)
+    assert "all cells failed" in text
+    assert "--data is needed" in text
+
+
+def test_arrays_with_more_symbols_than_the_model_has_are_refused(tmp_path):
+    symbols = np.array([[0, 1], [5, 2]], dtype=np.uint8)
+    names = [f"{s}_{part}" for s in ("train", "valid", "test") for part in ("inputs", "targets")]
+    np.savez(tmp_path / "a.npz", **dict.fromkeys(names, symbols))
+    config = PRESETS["paper"].changed(k=2, data=str(tmp_path / "a.npz"), data_symbols=2)
+    with pytest.raises(ValueError, match="takes --data-symbols 4, got 2"):
+        config.streams()
