@@ -19,7 +19,8 @@ CPU = torch.device("cpu")
 def _register():
     """Make `elsewhere` a device type that torch knows by name; its random state is the CPU's."""
     module = types.ModuleType("torch.elsewhere")
-    module.is_available = module.is_initialized = lambda: True
+    module.is_available = lambda: False  # or torch.compile would ask it for its streams
+    module.is_initialized = lambda: True
     module.device_count = lambda: 1
     module.current_device = lambda: 0
     module._lazy_init = lambda: None
