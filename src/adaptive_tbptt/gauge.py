@@ -123,7 +123,7 @@ class ReleaseGauge(Gauge):
     """
 
     def gradient_norms(self, profile: LagProfile) -> Array:
-        """||E_s sum_{j<=k} dL_s/dh_{s-j}||."""
+        """||E_s sum_{1<=j<=k} dL_s/dh_{s-j}||."""
         return profile.cumulative_norms
 
 

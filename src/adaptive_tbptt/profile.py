@@ -65,9 +65,12 @@ class LagProfile:
 
     @property
     def cumulative_norms(self) -> Array:
-        """`(window + 1,)`: ||E_s sum_{j<=k} dL_s/dh_{s-j}||; the authors' release divides by it."""
+        """`(window + 1,)`: ||E_s sum_{1<=j<=k} dL_s/dh_{s-j}||; the authors' release divides by it.
+
+        Its sum begins with the state that enters the step of the loss, so lag 0 is left out.
+        """
         # hypot, because the squares of a tiny or huge gradient leave float64.
-        return np.hypot.reduce(self.cumulative_gradient, axis=1)
+        return np.hypot.reduce(self.cumulative_gradient - self.cumulative_gradient[0], axis=1)
 
     @property
     def underflowed(self) -> NDArray[np.bool_]:
