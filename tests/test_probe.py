@@ -129,32 +129,6 @@ def test_cumulative_norms_are_of_the_mean_summed_state_gradient():
     np.testing.assert_allclose(profile.cumulative_norms, expected, rtol=1e-10)
 
 
-def test_a_readout_outside_the_state_keeps_its_own_place_in_the_sum():
-    class Scaled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.rnn = nn.RNN(INPUTS, 4)
-
-        def core(self, x, state):
-            h, state = self.rnn(x, state)
-            return 2 * h, state
-
-        def head(self, features):
-            return features
-
-        def forward(self, x, state):
-            return self.core(x, state)
-
-    x, y = data(4)
-    profile = at.probe(Scaled(), F.mse_loss, x, y)
-    assert profile.cumulative_gradient.shape == (STEPS + 1, 8)
-    # The state's share starts at 0, the readout's stays what it was at lag 0.
-    assert (profile.cumulative_gradient[0, :4] == 0).all()
-    np.testing.assert_array_equal(
-        profile.cumulative_gradient[:, 4:], np.tile(profile.cumulative_gradient[0, 4:], (8, 1))
-    )
-
-
 def test_components_add_up_and_are_named_by_layer():
     profile = at.probe(nn.LSTM(INPUTS, 4, 2), F.mse_loss, *data(4))
     assert list(profile.component_norms) == ["h[0]", "h[1]", "c[0]", "c[1]"]

@@ -42,25 +42,21 @@ class LagNorms:
         self._means = {name: np.zeros((window + 1, part.shape[1])) for name, part in parts.items()}
         self._squares = {name: np.zeros(part.shape[1]) for name, part in parts.items()}
         self._window = window
-        self._lag0, self._extra = np.full(rows, np.nan), np.zeros((window + 1, 0))
+        self._lag0 = np.full(rows, np.nan)
         self._floor, self._next = 0.0, 1
         if readout is None:
             for norms in self._norms.values():
                 norms[0] = np.nan
             return
-        norms, mean = _reduce(readout.detach().reshape(1, rows, -1), scale)
+        norms, _ = _reduce(readout.detach().reshape(1, rows, -1), scale)
         if not np.isfinite(norms).all():
             raise ValueError(
                 "the gradient is NaN or infinite at lag 0, where the loss meets the model"
             )
         self._lag0 = norms[0]
         seen = _seen_by_readout(last.features, parts)
-        if seen is None:
-            # The sum over lags lives in the space of the state; this stays beside it.
-            self._extra = np.zeros((window + 1, mean.shape[1]))
-            self._extra[0] = mean
-        else:
-            self._norms[seen][0], self._means[seen][0] = norms, mean
+        if seen is not None:
+            self._norms[seen][0] = norms
 
     def add(self, gradients: list[Tensor]) -> None:
         """Take in the next lags: `(lags, *leaf)` for every leaf of the state."""
@@ -89,7 +85,7 @@ class LagNorms:
         return LagProfile(
             state_norms=np.vstack([self._lag0, whole]),
             component_norms=self._norms,
-            cumulative_gradient=np.cumsum(np.hstack([*self._means.values(), self._extra]), axis=0),
+            cumulative_gradient=np.cumsum(np.hstack(list(self._means.values())), axis=0),
             floor=self._floor,
             train=train,
             burn_in=burn_in,

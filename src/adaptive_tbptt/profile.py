@@ -25,7 +25,9 @@ class LagProfile:
     Attributes:
         state_norms: `(window + 1, samples)`; row 0 is NaN where lag 0 is not exposed.
         component_norms: the same for each part of the state (layer by layer, h and c apart).
-        cumulative_gradient: `(window + 1, dims)`, E_s sum_{j<=k} dL_s/dh_{s-j}.
+        cumulative_gradient: `(window + 1, dims)`, E_s sum_{1<=j<=k} dL_s/dh_{s-j}. As in the
+            authors' release it begins with the state that enters the step of the loss: lag 0, what
+            the readout sees, is no part of it.
         floor: norms below it are not resolved by the number format of the gradients.
         train: whether the model was in training mode.
         burn_in: steps that warmed the state up before the window.
@@ -65,12 +67,9 @@ class LagProfile:
 
     @property
     def cumulative_norms(self) -> Array:
-        """`(window + 1,)`: ||E_s sum_{1<=j<=k} dL_s/dh_{s-j}||; the authors' release divides by it.
-
-        Its sum begins with the state that enters the step of the loss, so lag 0 is left out.
-        """
+        """`(window + 1,)`: norms of `cumulative_gradient`; the authors' release divides by them."""
         # hypot, because the squares of a tiny or huge gradient leave float64.
-        return np.hypot.reduce(self.cumulative_gradient - self.cumulative_gradient[0], axis=1)
+        return np.hypot.reduce(self.cumulative_gradient, axis=1)
 
     @property
     def underflowed(self) -> NDArray[np.bool_]:
