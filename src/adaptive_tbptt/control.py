@@ -43,9 +43,9 @@ class Control:
         return self.probed > 0
 
     @property
-    def found(self) -> tuple[Contributions, ...]:
+    def gathered(self) -> tuple[Contributions, ...]:
         """The evidence of this controller or of the one it wraps."""
-        return self.evidence or (self.inner.found if self.inner else ())
+        return self.evidence or (self.inner.gathered if self.inner else ())
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values and tensors, for a checkpoint."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from typing import Any
 
@@ -122,41 +121,6 @@ def probe_segment(
 ) -> LagProfile:
     """Probe a time-first segment; see `probe`. The caller is to `check_reached`."""
     weigh = default_weigh(loss_fn) if weigh is None else weigh
-    measure = functools.partial(
-        _measure,
-        recurrent,
-        loss_fn,
-        segment,
-        state,
-        burn_in,
-        train=train,
-        parameters=parameters,
-        sketch=sketch,
-        fused=fused,
-        held_steps=held_steps,
-        weigh=weigh,
-    )
-    try:
-        return measure()
-    except NotAffine:  # seen only now: at a reset, or in a part that was frozen before
-        recurrent.affine = False
-        return measure()
-
-
-def _measure(
-    recurrent: Recurrent,
-    loss_fn: LossFn,
-    segment: Segment,
-    state: State,
-    burn_in: int,
-    *,
-    train: bool | None,
-    parameters: bool,
-    sketch: int,
-    fused: bool,
-    held_steps: int,
-    weigh: Weigh,
-) -> LagProfile:
     if torch.is_inference_mode_enabled():
         raise RuntimeError("inference mode makes no gradients: probe outside of it")
     check_finite(segment.inputs)
@@ -178,24 +142,32 @@ def _measure(
         mode = recurrent.module.training
         _refuse_batch_norm(recurrent.module)
         state = _warm_up(recurrent, segment, state, burn_in)
-        lags = None
-        if parameters:
-            affine = is_affine(recurrent, loss_fn, segment, state, weigh) if fused else False
-            lags = ParameterLags(recurrent, window, segment.rows, sketch, affine=affine)
         before = segment.between(burn_in, segment.steps - 1)
-        earlier = Segments(recurrent, before, state, length=held_steps, fused=fused, lags=lags)
         step = segment.between(segment.steps - 1, segment.steps)
-        last = LastStep(recurrent, loss_fn, step, earlier.final, lags, weigh)
-        readout, lag1 = last.backward()
-        norms = LagNorms(recurrent, readout, last.step, window, last.scale)
-        norms.add([g[None] for g in lag1])
-        for gradients in earlier.backward(lag1):
-            norms.add([g.flip(0) for g in gradients])
-        profile = norms.profile(train=mode, burn_in=burn_in)
-        if lags is not None:
-            profile = replace(profile, contributions=lags.result())
-        warn_of_unreached_parts(recurrent, profile, step, earlier.final)
-    return profile
+
+        def measure(affine: bool) -> LagProfile:
+            lags = None
+            if parameters:
+                lags = ParameterLags(recurrent, window, segment.rows, sketch, affine=affine)
+            earlier = Segments(recurrent, before, state, length=held_steps, fused=fused, lags=lags)
+            last = LastStep(recurrent, loss_fn, step, earlier.final, lags, weigh)
+            readout, lag1 = last.backward()
+            norms = LagNorms(recurrent, readout, last.step, window, last.scale)
+            norms.add([g[None] for g in lag1])
+            for gradients in earlier.backward(lag1):
+                norms.add([g.flip(0) for g in gradients])
+            profile = norms.profile(train=mode, burn_in=burn_in)
+            if lags is not None:
+                profile = replace(profile, contributions=lags.result())
+            warn_of_unreached_parts(recurrent, profile, step, earlier.final)
+            return profile
+
+        try:
+            recorded = parameters and fused
+            return measure(recorded and is_affine(recurrent, loss_fn, segment, state, weigh))
+        except NotAffine:  # seen only now: at a reset, or in a part that was frozen before
+            recurrent.affine = False
+            return measure(False)
 
 
 def _warm_up(recurrent: Recurrent, segment: Segment, state: State, burn_in: int) -> State:

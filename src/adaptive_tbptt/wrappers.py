@@ -53,8 +53,8 @@ class _Wrapper(Controller):
         assert inner.k is not None
         k = self.change(inner.k, control.k)
         # What is reported is the bound at the k in use, not at the one that was changed.
-        if inner.found:
-            profile = with_evidence(profile, inner.found)
+        if inner.gathered:
+            profile = with_evidence(profile, inner.gathered)
         decision = inner.decision if k == inner.k else self.controller.assess(profile, k)
         return Control(k, decision, inner=inner)
 
