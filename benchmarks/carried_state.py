@@ -2,15 +2,18 @@
 
 The release trains in pieces of 500 steps. Between pieces its state misses K - 1 steps, and after
 the first window of a piece it sees K - 1 steps again. Both ways are trained here by a plain loop
-from one initialisation, with windows of 2K - 1 steps, losses on the last K.
+from one initialisation, with windows of 2K - 1 steps, losses on the last K. With `--like` K changes
+from epoch to epoch as it did in a finished cell, so that the slip comes at other places each time.
 
-    python benchmarks/carried_state.py --data FILE.npz --out results/carried-state
+    python benchmarks/carried_state.py --data FILE.npz
+    python benchmarks/carried_state.py --data FILE.npz --like results/copy-fixed/cells/CELL.json
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,16 +51,16 @@ def perplexity(model: Any, inputs: torch.Tensor, targets: torch.Tensor) -> float
     return math.exp(F.cross_entropy(logits.flatten(0, 1), targets.flatten().long()))
 
 
-def train(k: int, windows: Any, data: str, seed: int, epochs: int) -> Iterator[tuple[int, float]]:
-    """Train, and yield the best validation perplexity so far after each epoch."""
-    config = PRESETS["paper"].changed(k=k, seed=seed)
+def train(ks: list[int], windows: Any, data: str, seed: int) -> Iterator[tuple[int, float]]:
+    """Train an epoch with each K, and yield the best validation perplexity so far."""
+    config = PRESETS["paper"].changed(k=ks[0], seed=seed)
     splits, model = read_arrays(Path(data)), config.model()
     train, valid = (tuple(map(torch.from_numpy, splits[name])) for name in ("train", "valid"))
     optimizer = make_optimizer(config, model)
-    for group in optimizer.param_groups:
-        group["lr"] *= math.sqrt(k)
     best = math.inf
-    for epoch in range(1, epochs + 1):
+    for epoch, k in enumerate(ks, 1):
+        for group in optimizer.param_groups:
+            group["lr"] = config.lr * math.sqrt(k)
         state: Any = None
         for begin, end, keep in windows(len(train[0]), k):
             inputs, targets = (part[begin:end] for part in train)
@@ -77,12 +80,12 @@ def table(runs: Path) -> str:
     """Best validation perplexity so far, one row per epoch and one column per run."""
     found: dict[str, dict[str, str]] = {}
     with runs.open(newline="") as file:
-        for state, seed, epoch, best in list(csv.reader(file))[1:]:
-            found.setdefault(epoch, {})[f"{state}, {seed}"] = best
-    columns = sorted(next(iter(found.values())))
+        for setting, state, seed, epoch, best in list(csv.reader(file))[1:]:
+            found.setdefault(epoch, {})[f"{setting}, {state}, {seed}"] = best
+    columns = sorted({c for bests in found.values() for c in bests})
     lines = [["epoch", *columns], ["---"] * (len(columns) + 1)]
-    lines += [[epoch, *(bests[c] for c in columns)] for epoch, bests in found.items()]
-    title = "# Best validation perplexity so far, by how the state is carried and by initialisation"
+    lines += [[epoch, *(bests.get(c, "") for c in columns)] for epoch, bests in found.items()]
+    title = "# Best validation perplexity so far, by K, how the state is carried, initialisation"
     return "\n".join([title, "", *(f"| {' | '.join(line)} |" for line in lines), ""])
 
 
@@ -90,23 +93,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True, help="the released arrays, fixed m (.npz)")
     parser.add_argument("--k", type=int, default=10)
+    parser.add_argument("--like", type=Path, help="a cell (.json) whose K to use, epoch by epoch")
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("results/carried-state"))
     given = parser.parse_args()
     torch.set_num_threads(1)
+    setting, ks = f"K={given.k}", [given.k] * given.epochs
+    if given.like is not None:
+        cell = json.loads(given.like.read_text())
+        setting, ks = cell["setting"], cell["curves"]["k"][: given.epochs]
     given.out.mkdir(parents=True, exist_ok=True)
-    with (given.out / "runs.csv").open("w", newline="") as file:
+    runs = given.out / "runs.csv"
+    begun = runs.exists()
+    with runs.open("a", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["state", "seed", "epoch", "best valid perplexity"])
+        if not begun:
+            writer.writerow(["K", "state", "seed", "epoch", "best valid perplexity"])
         for seed in range(given.seeds):
             for windows in (exact, released):
-                for epoch, best in train(given.k, windows, given.data, seed, given.epochs):
+                for epoch, best in train(ks, windows, given.data, seed):
                     if epoch % 10 == 0:
-                        writer.writerow([windows.__name__, seed, epoch, f"{best:.4f}"])
+                        row = [setting, windows.__name__, seed, epoch, f"{best:.4f}"]
+                        writer.writerow(row)
                         file.flush()
-                        print(windows.__name__, seed, epoch, f"{best:.4f}", flush=True)
-    (given.out / "table.md").write_text(table(given.out / "runs.csv"))
+                        print(*row, flush=True)
+    (given.out / "table.md").write_text(table(runs))
 
 
 if __name__ == "__main__":
