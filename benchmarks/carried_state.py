@@ -107,7 +107,7 @@ def main() -> None:
     runs = given.out / "runs.csv"
     begun = runs.exists()
     with runs.open("a", newline="") as file:
-        writer = csv.writer(file)
+        writer = csv.writer(file, lineterminator="\n")
         if not begun:
             writer.writerow(["K", "state", "seed", "epoch", "best valid perplexity"])
         for seed in range(given.seeds):
