@@ -71,6 +71,12 @@ def test_a_fixed_run_and_its_diagnosis(tmp_path):
     out = tmp_path / "run"
     train("--k", "3", "--out", str(out))
     figure = tmp_path / "figure.png"
+    own = call("diagnose", str(out), "--out", str(figure))
+    table = [line.split() for line in own.splitlines() if line.strip().startswith("0.")]
+    summary = (out / "summary.md").read_text()
+    assert table
+    assert all(line in [row.split() for row in summary.splitlines()] for line in table)
+    assert "unknown gauge" in call("diagnose", str(out), "--gauge", "mesured", code=2)
     text = call("diagnose", str(out), "--window", "20", "--samples", "16", "--burn-in", "2",
                 "--delta", "0.3", "--out", str(figure))  # fmt: skip
     assert "0.3" in text
@@ -145,11 +151,13 @@ def test_a_model_of_ones_own(tmp_path, monkeypatch):
         "    x = torch.randn(200, 8, 3)\n"
         "    return torch.nn.GRU(3, 4), torch.nn.functional.mse_loss, (x, torch.zeros(200, 8, 4))\n"
         "def wrong():\n    return 3\n"
+        "def chunks():\n    return *make()[:2], at.ChunkStream([make()[2]])\n"
     )
     monkeypatch.chdir(tmp_path)
     assert "beta" in call("diagnose", "mine:make", "--window", "30", "--samples", "16")
     assert (tmp_path / "decay.png").exists()
     assert "must return (model, loss_fn, stream)" in call("diagnose", "mine:wrong", code=2)
+    assert "random segments" in call("diagnose", "mine:chunks", code=2)
     assert "has no other" in call("diagnose", "mine:other", code=2)
     assert "No module named" in call("diagnose", "nothere:make", code=2)
 

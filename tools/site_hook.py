@@ -36,6 +36,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Put results in, and point links into the repository at the pages made of it."""
     markdown = re.sub(r"<!-- include: (\S+) -->", lambda m: include(m[1]), markdown)
     markdown = markdown.replace("<!-- tables -->", tables())
+    markdown = re.sub(r"\(tutorials/(\w+)\.py\)", r"(tutorials/\1.md)", markdown)
     up = "../" * page.file.src_uri.count("/")
     return re.sub(r"\((?:\.\./)+examples/(\w+)\.py\)", rf"({up}examples/\1.md)", markdown)
 

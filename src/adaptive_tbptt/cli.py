@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
-import os
-import sys
 import types
 import typing
 import warnings
@@ -17,7 +14,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from .checkpoint import load, load_model
 from .run_folder import TrainingError
 from .sentences import ERR, say_warning, sentences, set_debug
 from .tasks import copy_task, language_task, point_task
@@ -239,47 +235,33 @@ def diagnose(
         ),
     ],
     delta: Annotated[list[float] | None, typer.Option(help="Tolerances; may be repeated.")] = None,
-    window: Annotated[int, typer.Option(help="Lags to measure.")] = 100,
+    window: Annotated[
+        int | None, typer.Option(help="Lags to measure; the run's own, or 100.")
+    ] = None,
     samples: Annotated[int, typer.Option(help="Losses to sample, at least.")] = 256,
-    burn_in: Annotated[int, typer.Option(help="Steps that warm up the state.")] = 20,
+    burn_in: Annotated[
+        int | None, typer.Option(help="Steps that warm up the state; the run's own, or 20.")
+    ] = None,
+    gauge: Annotated[
+        str | None,
+        typer.Option(help="paper, release, parameter or measured; the run's own, or paper."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Where to save the figure.")] = Path("decay.png"),
 ) -> None:
     """Say which K each tolerance needs, and draw the decay curve."""
     from .diagnose import diagnose as run_diagnosis
+    from .experiments.config import GAUGES, nearest
+    from .experiments.target import load_target
 
-    model, loss_fn, stream = _load_target(target)
-    report = run_diagnosis(
-        model, loss_fn, stream, delta or (0.9, 0.5, 0.1), window, samples=samples, burn_in=burn_in
-    )
+    if gauge is not None and gauge not in GAUGES:
+        raise nearest(gauge, GAUGES, "gauge")
+    data, own = load_target(target, TASKS)
+    given = {"window": window, "burn_in": burn_in, "gauge": gauge and GAUGES[gauge]()}
+    how = {"window": 100} | own | {name: v for name, v in given.items() if v is not None}
+    report = run_diagnosis(*data, delta or (0.9, 0.5, 0.1), samples=samples, **how)
     report.figure(out)
     _out.print(str(report), highlight=False, markup=False, soft_wrap=True)
     _out.print(f"\npicture: {out}", highlight=False)
-
-
-def _load_target(target: str) -> Any:
-    if ":" in target and not Path(target).exists():
-        module, _, name = target.partition(":")
-        sys.path.insert(0, os.getcwd())
-        factory = getattr(importlib.import_module(module), name, None)
-        if factory is None:
-            raise ValueError(f"module {module} has no {name}")
-        made = factory()
-        if not isinstance(made, tuple) or len(made) != 3:
-            raise ValueError(f"{target} must return (model, loss_fn, stream)")
-        return made
-    from .experiments.report import load_run
-
-    folder = Path(target)
-    if not folder.is_dir():
-        raise ValueError(
-            f"{target} is neither a run folder nor module:factory, such as runs/copy-delta-0.1 "
-            "or mymodule:make"
-        )
-    config = load_run(folder, TASKS)
-    best = folder / "checkpoints" / "best.safetensors"
-    model = config.model()
-    load_model(model, load(best), best)
-    return model, config.loss_fn, config.streams()["valid"]
 
 
 @app.command("check-bias", epilog="Example: `atbptt check-bias runs/copy-delta-0.1 --delta 0.1`")

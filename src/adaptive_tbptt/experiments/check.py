@@ -18,7 +18,7 @@ from ..profile import LagProfile
 from ..truncation import TruncationDecision, choose_truncation
 from .config import GAUGES, TrainConfig
 
-SKETCH = 1024  # twice what the gauges ask for in training: a check may cost more
+SKETCH = 1024  # what the gauges ask for in training
 
 
 @dataclass(frozen=True)

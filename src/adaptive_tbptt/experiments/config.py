@@ -146,6 +146,17 @@ class TrainConfig(ABC):
         kind = GAUGES[self.gauge]
         return kind(tau=self.tau) if kind in (PaperGauge, ReleaseGauge) else kind()
 
+    def measurement(self) -> dict[str, Any]:
+        """Return how the run measures, as arguments of `diagnose`."""
+        return {
+            "window": self.window,
+            "burn_in": self.burn_in,
+            "k_min": self.k_min,
+            "k_max": self.k_max,
+            "gauge": self.make_gauge(),
+            "seed": self.seed,
+        }
+
     @property
     def window_losses(self) -> int | float:
         """K2, as `AdaptiveTBPTT` takes it: an int is a number of steps, a float a multiple of K."""

@@ -120,13 +120,8 @@ def train_run(
         model,
         config.loss_fn,
         streams["valid"],
-        window=config.window,
-        burn_in=config.burn_in,
         samples=256,
-        k_min=config.k_min,
-        k_max=config.k_max,
-        gauge=config.make_gauge(),
-        seed=config.seed,
+        **config.measurement(),
     )
     return RunResult(fit, diagnosis, folder)
 

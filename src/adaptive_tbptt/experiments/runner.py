@@ -159,11 +159,11 @@ def _check_finished(cells: list[Cell], store: Path) -> None:
         path = store / f"{cell.name}.json"
         if not path.exists():
             continue
-        before, now = json.loads(path.read_text()).get("config"), fingerprint(cell.config)
+        before, now = json.loads(path.read_text())["config"], fingerprint(cell.config)
         differing = [
-            f"{name}: {before[name]} there, {value} here"
+            f"{name}: {before.get(name)} there, {value} here"
             for name, value in now.items()
-            if before is not None and before.get(name) != value
+            if before.get(name) != value
         ]
         if differing:
             raise ValueError(

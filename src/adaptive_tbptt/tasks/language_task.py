@@ -83,7 +83,9 @@ class LanguageConfig(PerplexityConfig):
     dataset: str = option("text", "ptb and wikitext-2 check the numbers of tokens; text is any")
     partial: bool = option(False, "accept a data set whose splits are incomplete")
     level: str = option("word", "word or char")
-    vocabulary: str = option("train", "from the train split, others read as <unk>; or from all")
+    vocabulary: str = option(
+        "train", "its words are those of the train split, others unknown; or of all"
+    )
     train_tokens: int | None = option(None, "use only the first so many tokens to train")
     valid_tokens: int | None = option(None, "use only the first so many of valid and test each")
     cache: str = option("runs/cache", "where encoded text is kept")
