@@ -72,6 +72,59 @@ class OfOtherMaps(nn.Module):
         return torch.stack(out), h
 
 
+class OfCells(nn.Module):
+    """Cells called step by step, the second of torch's own: its parameters enter as a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.LSTMCell(3, 4), nn.LSTMCell(4, 5)
+
+    def forward(self, inputs: Tensor, state=None):
+        if state is None:
+            rows = inputs.shape[1]
+            state = [tuple(inputs.new_zeros(2, rows, n)) for n in (4, 5)]
+        low, high = state
+        out = []
+        for x in inputs:
+            low = self.first(x, low)
+            high = self.second(low[0], high)
+            out.append(high[0])
+        return torch.stack(out), [low, high]
+
+
+class OfTwoLayers(nn.Module):
+    """Two of torch's own layers: neither is all of the recurrence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low, self.high = nn.GRU(3, 4), nn.LSTM(4, 5)
+
+    def forward(self, inputs: Tensor, state=None):
+        low, high = (None, None) if state is None else state
+        features, low = self.low(inputs, low)
+        features, high = self.high(features, high)
+        return features, (low, high)
+
+
+class Transposed(OfLinearMaps):
+    """A matrix that enters as its transpose, spelt as an attribute."""
+
+    def forward(self, inputs: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        h = inputs.new_zeros(inputs.shape[1], 5) if state is None else state
+        out = []
+        for x in inputs:
+            h = torch.tanh(self.inner(x) + h @ self.outer.weight.T)
+            out.append(h)
+        return self.readout(torch.stack(out)), h
+
+
+def reservoir():
+    model = LanguageModel(4, 5, dropout=0.0, tied=False)
+    model.recurrent.requires_grad_(False)
+    model.embedding.requires_grad_(False)
+    return model
+
+
 def float_data(features: int, outputs: int):
     return torch.randn(WINDOW, ROWS, features), torch.randn(WINDOW, ROWS, outputs)
 
@@ -90,6 +143,10 @@ CASES = {
     "projection": lambda: (nn.LSTM(3, 5, 2, proj_size=4), MSE, *float_data(3, 4)),
     "cell": lambda: (nn.GRUCell(3, 5), MSE, *float_data(3, 5)),
     "linear maps": lambda: (OfLinearMaps(), MSE, *float_data(3, 2)),
+    "cells in a loop": lambda: (OfCells(), MSE, *float_data(3, 5)),
+    "two layers": lambda: (OfTwoLayers(), MSE, *float_data(3, 5)),
+    "transposed": lambda: (Transposed(), MSE, *float_data(3, 2)),
+    "frozen recurrence": lambda: (reservoir(), symbol_loss, *symbol_data(4)),
     "other maps": lambda: (OfOtherMaps(), MSE, *float_data(3, 5)),
     "linear encoder": lambda: (SymbolModel(4, 5), symbol_loss, *symbol_data(4)),
     "padding": lambda: (Padded(), symbol_loss, *padded_data()),
@@ -101,7 +158,7 @@ CASES = {
         *symbol_data(4),
     ),
 }
-NOT_RECORDED = {"cell", "other maps"}
+NOT_RECORDED = {"cell", "cells in a loop", "two layers", "transposed", "other maps"}
 
 
 @pytest.fixture(params=CASES, autouse=False)
@@ -240,6 +297,39 @@ def test_a_part_that_is_unfrozen_later_is_found_out(double):
     again = at.probe(recurrent, MSE, x, y, parameters=True)
     expected = at.probe(model, MSE, x, y, parameters=True, fused=False)
     np.testing.assert_allclose(again.contributions.norms, expected.contributions.norms, rtol=1e-8)
+
+
+def test_a_kernel_that_is_unfrozen_later_is_found_out(double):
+    model, (x, y) = OfTwoLayers(), float_data(3, 5)
+    model.low.requires_grad_(False)
+    recurrent = as_recurrent(model)
+    at.probe(recurrent, MSE, x, y, parameters=True)
+    model.low.requires_grad_(True)
+    again = at.probe(recurrent, MSE, x, y, parameters=True)
+    expected = at.probe(model, MSE, x, y, parameters=True, fused=False)
+    np.testing.assert_allclose(again.contributions.norms, expected.contributions.norms, rtol=1e-8)
+
+
+def test_a_small_loss_hides_no_mismatch(double):
+    model, (x, y) = OfOtherMaps(), float_data(3, 5)
+    recurrent = as_recurrent(model)
+    at.probe(recurrent, lambda o, t: 1e-9 * MSE(o, t), x, y, parameters=True)
+    assert recurrent.affine is False
+
+
+def test_lag_0_under_dropout_between_sublayers(double):
+    """Two units between the sublayers are dropped in four ways: no row may mix two of them."""
+    rows, model = 60, nn.GRU(3, 2, 2, dropout=0.5)
+    x, y = (torch.randn(5, 1, n).expand(5, rows, n) for n in (3, 2))
+    resets = torch.zeros(5, rows, dtype=torch.bool)
+    resets[-1] = True  # so that earlier masks do not matter
+    fast, slow = (
+        at.probe(model, MSE, x, y, resets=resets, parameters=True, fused=fused).contributions
+        for fused in (True, False)
+    )
+    ways = np.unique(slow.norms[0].round(10))
+    assert len(ways) == 4
+    assert set(fast.norms[0].round(10)) <= set(ways)
 
 
 @pytest.mark.parametrize("make", [lambda: nn.LSTM(3, 5), OfOtherMaps])

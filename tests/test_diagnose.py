@@ -145,6 +145,26 @@ def test_resets_of_the_stream_reach_the_probe():
     assert any("exactly zero" in note for note in found.notes)
 
 
+class Detached(nn.Module):
+    """Drops the gradient of the state it is handed, as some kernels do."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.GRU(3, 4)
+
+    def forward(self, inputs, state=None):
+        return self.layer(inputs, None if state is None else state.detach())
+
+
+@pytest.mark.parametrize("resets", [False, True])
+def test_a_kernel_that_drops_the_gradient_is_refused_with_resets_too(resets):
+    x, y = torch.randn(200, 4, 3), torch.randn(200, 4, 4)
+    starts = torch.zeros(200, 4, dtype=torch.bool)
+    starts[::20] = resets
+    with pytest.raises(ValueError, match="no gradient reaches the state"):
+        at.diagnose(Detached(), F.mse_loss, at.SequenceStream(x, y, starts), window=30)
+
+
 def test_one_row_and_few_samples():
     data = torch.randn(300, 1, 3), torch.randn(300, 1, 6)
     found = at.diagnose(nn.RNN(3, 6), F.mse_loss, data, window=40, samples=1)

@@ -219,6 +219,35 @@ class Packed(nn.Module):
         return nn.utils.rnn.pad_packed_sequence(h)[0], state
 
 
+class StepByStep(nn.Module):
+    """Calls its layer once per step."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.GRU(3, 4)
+
+    def forward(self, x, state):
+        out = []
+        for step in x:
+            h, state = self.layer(step[None], state)
+            out.append(h)
+        return torch.cat(out), state
+
+
+def test_a_single_step_does_not_decide_for_the_fast_path():
+    x, y = torch.randn(STEPS, ROWS, 3), torch.randn(STEPS, ROWS, 4)
+    resets = torch.zeros(STEPS, ROWS, dtype=torch.bool)
+    resets[1, 0] = True
+    model = StepByStep()
+    fast, slow = (at.probe(model, F.mse_loss, x, y, resets=resets, fused=f) for f in (True, False))
+    np.testing.assert_allclose(fast.state_norms, slow.state_norms, rtol=1e-5)
+    recurrent = at.as_recurrent(StepByStep())
+    at.probe(recurrent, F.mse_loss, x[:2], y[:2], parameters=True)
+    assert recurrent.fused is None
+    at.probe(recurrent, F.mse_loss, x, y, parameters=True)
+    assert recurrent.fused is False
+
+
 @pytest.mark.parametrize("make", [Dropped, Packed])
 def test_the_fast_path_is_not_taken_where_training_or_packing_differs(make):
     recurrent = at.as_recurrent(make())

@@ -351,3 +351,21 @@ def test_on_a_gpu_the_norms_are_the_same():
     here = at.probe(model, F.mse_loss, x, y)
     there = at.probe(model.cuda(), F.mse_loss, x, y)
     np.testing.assert_allclose(there.state_norms, here.state_norms, rtol=1e-6)
+
+
+def test_rows_without_a_loss_do_not_tell_whether_the_state_is_reached():
+    """Row 0 starts a sequence at the last step, row 1 has no target there: nothing is amiss."""
+    torch.manual_seed(0)
+    x, y = torch.randn(6, 2, 3), torch.randint(4, (6, 2))
+    y[-1, 1] = -100
+    resets = torch.zeros(6, 2, dtype=torch.bool)
+    resets[-1, 0] = True
+
+    def loss_fn(outputs, targets):
+        return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=-100)
+
+    found = at.probe(
+        nn.GRU(3, 4), loss_fn, x, y, resets=resets, weigh=lambda t: float((t != -100).sum())
+    )
+    assert not found.state_norms[1:].any()
+    assert found.state_norms[0, 0] > 0.0 or np.isnan(found.state_norms[0, 0])

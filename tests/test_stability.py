@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 import adaptive_tbptt as at
@@ -46,6 +47,44 @@ def test_jacobian_norms_equal_the_largest_singular_value(layer, dtype):
     )
     ours = jacobian_norms(recurrent, x, state, tolerance=1e-7, iterations=2000)
     torch.testing.assert_close(ours, dense_norms(recurrent, x, state).double(), rtol=1e-3, atol=0)
+
+
+class Once(nn.Module):
+    """tanh(x + W h) by a kernel whose backward pass cannot be differentiated."""
+
+    class Kernel(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, h, weight):
+            out = torch.tanh(x + h @ weight.T)
+            ctx.save_for_backward(out, h, weight)
+            return out
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx, gradient):
+            out, h, weight = ctx.saved_tensors
+            inner = gradient * (1 - out * out)
+            return inner, inner @ weight, inner.T @ h
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6) / 2)
+
+    def forward(self, inputs, state=None):
+        state = torch.zeros_like(inputs[0]) if state is None else state
+        state = self.Kernel.apply(inputs[0], state, self.weight)
+        return state[None], state
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-4), (torch.float32, 1e-2)])
+def test_a_kernel_that_can_be_differentiated_only_once(dtype, rtol):
+    torch.manual_seed(0)
+    model = Once().to(dtype)
+    state, x = torch.randn(4, 6, dtype=dtype), torch.randn(1, 4, 6, dtype=dtype)
+    found = jacobian_norms(at.as_recurrent(model), x, state)
+    slopes = 1 - torch.tanh(x[0] + state @ model.weight.T) ** 2
+    expected = torch.linalg.matrix_norm(slopes[:, :, None] * model.weight, 2)
+    torch.testing.assert_close(found, expected.double(), rtol=rtol, atol=0.0)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from .bias import BiasCurve
 from .decay import DecayFit, fit_decay
 from .gauge import Gauge, PaperGauge
 from .model import LossFn, Nest, Recurrent, as_recurrent
-from .probe import check_reached, draw_segment, probe_segment
+from .probe import alive_rows, check_reached, draw_segment, probe_segment
 from .profile import LagProfile
 from .stability import Stability, classify
 from .stream import SequenceStream
@@ -196,10 +196,11 @@ def diagnose(
     gauge = PaperGauge() if gauge is None else gauge
     generator = torch.Generator().manual_seed(seed)
     weigh = default_weigh(loss_fn) if weigh is None else weigh
-    profiles = []
+    profiles, alive = [], []
     with undisturbed(recurrent.module):
         for batch in range(math.ceil(samples / stream.rows)):
             segment = draw_segment(stream, burn_in + window, weigh, generator)
+            alive.append(alive_rows(segment, weigh))
             torch.manual_seed(seed + batch)  # dropout of its own for every batch
             profiles.append(
                 probe_segment(
@@ -214,8 +215,7 @@ def diagnose(
                 )
             )
     profile = LagProfile.concatenate(profiles)
-    if segment.resets is None:
-        check_reached(profile)
+    check_reached(profile, np.concatenate(alive))
     bias = gauge.bias(profile)
     uncertainty = None
     if profile.samples > 1:

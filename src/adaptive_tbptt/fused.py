@@ -76,13 +76,8 @@ def layer_pass(
         state: state entering the first step.
         lags: where the contributions of these steps are to go.
     """
-    # Under autocast the products change their type; the general path leaves that to torch.
-    if torch.is_autocast_enabled(recurrent.device.type):
-        return None
-    if recurrent.fused is None:
-        recurrent.fused = _is_exact(recurrent, inputs, state)
     layer = recurrent_layer_of(recurrent)
-    if not recurrent.fused or layer is None:
+    if not is_fused(recurrent, inputs, state) or layer is None:
         return None
     encoder = None
     if lags is not None and torch.is_grad_enabled():
@@ -91,6 +86,19 @@ def layer_pass(
         x = layer_inputs(recurrent, layer, inputs, state)
     with torch.no_grad():
         return LayerPass(layer, x, detach(state), lags, encoder)
+
+
+def is_fused(recurrent: Recurrent, inputs: Nest, state: State) -> bool:
+    """Tell whether the fast path applies; found out once, on the first inputs of several steps.
+
+    A single step does not tell whether the layer is given all steps at once. Under autocast the
+    products change their type; the general path leaves that to torch.
+    """
+    if torch.is_autocast_enabled(recurrent.device.type):
+        return False
+    if recurrent.fused is None and steps_of(inputs) > 1:
+        recurrent.fused = _is_exact(recurrent, inputs, state)
+    return bool(recurrent.fused)
 
 
 def _is_exact(recurrent: Recurrent, inputs: Nest, state: State) -> bool:
@@ -207,7 +215,7 @@ class LayerPass:
         """Return `(steps, layers, rows, dims)` per state leaf; see `Pass` in segments.py."""
         found, uses = self.backward_from(None, gradients)
         if self._lags is not None:
-            self._lags.add_uses(uses)
+            self._lags.add_uses(uses, len(found[0]))
         return found
 
     def backward_from(

@@ -55,7 +55,8 @@ class LastStep:
         self._state, self._lags, self._weigh = state, lags, weigh
         self._recorder: Recorder | None = None
         self._layer = recurrent_layer_of(recurrent) if recurrent.fused else None
-        if lags is not None and lags.affine:
+        # Recording runs the layer twice, and dropout between its sublayers would differ.
+        if lags is not None and lags.affine and not _drops_inside(self._layer):
             self._recorder = lags.recorder(recurrent, segment.inputs, beside=self._layer)
         with _observed(self._layer, self._recorder) as self._seen:
             self.step, self._loss = self._run(segment, state)
@@ -80,7 +81,7 @@ class LastStep:
             with torch.no_grad():
                 passed = LayerPass(self._layer, x.detach(), self._started(), self._lags)
                 uses += passed.backward_from(out, state)[1]
-        self._lags.add_uses(uses)
+        self._lags.add_uses(uses, steps=1)
         return readout, lag1
 
     def _started(self) -> State:
@@ -165,6 +166,11 @@ class LastStep:
         if not math.isfinite(largest):
             return 1.0
         return 2.0 ** min(math.floor(8 - math.log2(largest)), most)
+
+
+def _drops_inside(layer: nn.RNNBase | None) -> bool:
+    """Whether the layer applies dropout between its sublayers."""
+    return layer is not None and layer.training and layer.dropout > 0.0 and layer.num_layers > 1
 
 
 @contextmanager

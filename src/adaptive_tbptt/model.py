@@ -96,7 +96,8 @@ class Recurrent:
 
     Attributes:
         fused: whether the probe's fast path was found to be exact; None before it was tried.
-        affine: the same of recording how parameters are used.
+        affine: the same of recording how parameters are used, and of `recorded`.
+        recorded: the names of the parameters that it was found out for.
         sketch: the random projection of the parameters' gradient, once one was drawn.
     """
 
@@ -133,6 +134,7 @@ class Recurrent:
         self._home: Any = None
         self.fused: bool | None = None
         self.affine: bool | None = None
+        self.recorded: tuple[str, ...] | None = None
         self.sketch: Any = None
 
     @property

@@ -56,11 +56,12 @@ class ParameterLags:
             batch_first=recurrent.batch_first,
         )
 
-    def add_uses(self, uses: list[Use]) -> None:
-        """Take in consecutive steps, in the order of time."""
-        squares = squared_norms(uses)
-        first, self._next = self._next, self._next + len(squares)
-        norms = squares.sqrt().flip(0) / self.scale
+    def add_uses(self, uses: list[Use], steps: int) -> None:
+        """Take in consecutive steps, in the order of time; those without a use contribute none."""
+        first, self._next = self._next, self._next + steps
+        if not uses:
+            return
+        norms = squared_norms(uses).sqrt().flip(0) / self.scale
         self._norms[first : self._next] = norms.cpu().numpy()
         if self._sketch is not None:
             stop = self._next

@@ -94,7 +94,7 @@ class ParameterPass:
             )
         before = [next(found) if x.requires_grad else torch.zeros_like(x) for x in entering]
         if recorder is not None:
-            self._lags.add_uses(recorder.from_gradients(found))
+            self._lags.add_uses(recorder.from_gradients(found), steps=1)
         return before
 
     def _gradients(self, outputs: list[Tensor], given: list[Tensor]) -> list[Tensor | None]:

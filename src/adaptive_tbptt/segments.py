@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .fused import layer_pass
+from .fused import is_fused, layer_pass
 from .model import Recurrent
 from .parameter_lags import ParameterLags
 from .parameter_pass import ParameterPass, as_variable, check_carries
@@ -111,6 +111,8 @@ def fused_pass(
     resets = segment.resets
     if resets is None or not resets.any():
         return layer_pass(recurrent, segment.inputs, state, lags)
+    if not is_fused(recurrent, segment.inputs, state):  # on all steps: a stretch may be of one
+        return None
     initial = recurrent.initial_state(segment.inputs)
     if any(leaf.requires_grad for leaf in leaves(initial)):
         return None  # a learned initial state has a gradient of its own

@@ -151,8 +151,8 @@ def jacobian_norms(
 ) -> Tensor:
     """Return ||dh_t/dh_{t-1}|| for every row of one step, by power iteration on J^T J.
 
-    J v comes from differentiating J^T u with respect to u, so any module that can be
-    differentiated twice will do. Power iteration approaches the norm from below.
+    J v comes from differentiating J^T u with respect to u; where a kernel can be differentiated
+    only once, from central differences. Power iteration approaches the norm from below.
 
     Args:
         recurrent: the model.
@@ -180,14 +180,12 @@ def jacobian_norms(
         history: list[Tensor] = []
         for _ in range(iterations):
             v = _normalise(recurrent, v)
-            along = torch.autograd.grad(
-                pullback,
-                u,
-                [d for d, x in zip(leaves(v), leaves(state), strict=True) if x.requires_grad],
-                retain_graph=True,
-                allow_unused=True,
-                materialize_grads=True,
-            )
+            directions = [
+                d for d, x in zip(leaves(v), leaves(state), strict=True) if x.requires_grad
+            ]
+            along = _pushed(pullback, u, directions)
+            if along is None:
+                along = _differences(recurrent, inputs, state, v, after)
             history.append(_row_norms(recurrent, _like(after, along)).detach())
             if len(history) >= 30 and bool((history[-1] <= history[-11] * (1 + tolerance)).all()):
                 break
@@ -203,6 +201,37 @@ def jacobian_norms(
                 ),
             )
     return history[-1]
+
+
+def _pushed(
+    pullback: tuple[Tensor, ...], u: list[Tensor], directions: list[Tensor]
+) -> list[Tensor] | None:
+    """Return J v, or None where J^T u cannot be differentiated with respect to u."""
+    try:
+        found = torch.autograd.grad(pullback, u, directions, retain_graph=True, allow_unused=True)
+    except RuntimeError:  # marked as differentiable once, or nothing depends on the state
+        return None
+    if all(g is None for g in found):
+        return None
+    return [torch.zeros_like(x) if g is None else g for g, x in zip(found, u, strict=True)]
+
+
+def _differences(
+    recurrent: Recurrent, inputs: Nest, state: State, v: State, after: State
+) -> list[Tensor]:
+    """Return J v from two more steps, for the leaves of `after` that carry a gradient."""
+    carried = [x.requires_grad for x in leaves(after)]
+    width = max(torch.finfo(x.dtype).eps for x in leaves(after) if x.requires_grad) ** (1 / 3)
+
+    def moved(sign: float) -> list[Tensor]:
+        shifted = map_leaves(
+            lambda x, d: x + sign * width * d if x.is_floating_point() else x, state, v
+        )
+        with torch.no_grad():
+            return leaves(recurrent.core(inputs, shifted)[1])
+
+    ahead, behind = moved(1.0), moved(-1.0)
+    return [(a - b) / (2 * width) for a, b, own in zip(ahead, behind, carried, strict=True) if own]
 
 
 def contraction(module: nn.Module, largest: dict[nn.Module, float]) -> tuple[bool | None, str]:

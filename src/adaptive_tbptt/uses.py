@@ -41,7 +41,7 @@ class Use(NamedTuple):
 
 
 def squared_norms(uses: Iterable[Use]) -> Tensor:
-    """Return `(steps, rows)`: the squared norm of the gradient that all uses make up."""
+    """Return `(steps, rows)`: the squared norm of the gradient that one or more uses make up."""
     by_parameter: dict[int, list[Use]] = defaultdict(list)
     squares: dict[int, Tensor] = {}  # of tensors: an LSTM's gates serve four parameters
     for use in uses:
@@ -61,9 +61,7 @@ def squared_norms(uses: Iterable[Use]) -> Tensor:
         for a, b in combinations(same, 2):
             right = 1.0 if a.right is None or b.right is None else _inner(a.right, b.right)
             total = total + 2 * _inner(a.left, b.left) * right
-    if not isinstance(total, Tensor):
-        raise ValueError("the model has no parameter that requires a gradient")
-    return total.clamp_min(0.0)
+    return torch.as_tensor(total).clamp_min(0.0)
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
@@ -146,8 +144,9 @@ class Recorder(TorchFunctionMode):
             self.calls.append(_Call(result, lambda g: self._linear(x, weight, bias, g)))
         elif func is F.embedding:
             names = ("input", "weight", "padding_idx", "max_norm", "norm_type")
-            index, weight, padding, limit, _ = _bind(args, kwargs, *names)
-            if limit is not None or kwargs.get("scale_grad_by_freq"):
+            bound = _bind(args, kwargs, *names, "scale_grad_by_freq")
+            index, weight, padding, limit, _, by_frequency = bound
+            if limit is not None or by_frequency:
                 raise NotAffine("an embedding whose rows are rescaled")
             self.calls.append(_Call(result, lambda g: self._embedding(index, weight, padding, g)))
         elif func in _ADDS and not kwargs and len(args) == 2:
@@ -191,8 +190,10 @@ class Recorder(TorchFunctionMode):
 
 def _is_computed(func: Any, result: Any) -> bool:
     """Whether a function computes something: attributes of a parameter are asked for as well."""
+    if func in _TURNS:
+        return True
     name = getattr(func, "__name__", "")
-    return isinstance(result, Tensor) and name not in ("__get__", "detach", "requires_grad_")
+    return bool(leaves(result)) and name not in ("__get__", "detach", "requires_grad_")
 
 
 def _bind(args: Any, kwargs: Any, *names: str) -> list[Any]:
@@ -200,7 +201,8 @@ def _bind(args: Any, kwargs: Any, *names: str) -> list[Any]:
     return [given.get(name) for name in names]
 
 
-_TURNS = (Tensor.t, torch.t)
+_attributes: Any = Tensor  # whose descriptors the stubs do not know
+_TURNS = (Tensor.t, torch.t, _attributes.T.__get__, _attributes.mT.__get__)
 _ADDS = (Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add)
 
 

@@ -247,7 +247,7 @@ class AdaptiveTBPTT:
                 sketch=sketch,
                 weigh=self.weigh,
             )
-        whole, alive = self.ranks.join_profiles(profile, alive_rows(segment), weight)
+        whole, alive = self.ranks.join_profiles(profile, alive_rows(segment, self.weigh), weight)
         check_reached(whole, alive)
         return whole
 
