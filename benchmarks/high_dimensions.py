@@ -93,6 +93,7 @@ def look(recurrent: at.Recurrent, config: LanguageConfig, stream: Any, probes: i
 def run(config: LanguageConfig, path: Path, epochs: int, probes: int, last_probes: int) -> None:
     """Train and look after every epoch; write everything at the end."""
     streams, model = config.streams(), config.model()
+    torch.manual_seed(config.seed)  # dropout
     recurrent = at.as_recurrent(model)
     looks = [{"epoch": 0, **look(recurrent, config, streams["train"], probes)}]
 
