@@ -139,7 +139,7 @@ class Scripted(at.Controller):
         k = self.ks[min(index, len(self.ks) - 1)]
         return at.Control(k, memory=(index + 1.0,))
 
-    def assess(self, profile: at.LagProfile, k: int) -> None:
+    def assess(self, control: at.Control, k: int) -> None:
         return None
 
 

@@ -125,6 +125,25 @@ def test_the_probes_share_is_kept_to_the_end():
     assert len(tbptt.history) >= 5
 
 
+def test_a_random_segment_between_epochs_reads_no_further_than_it_must():
+    _, parts = pieces((10,) * 40)
+    read = []
+
+    def source():
+        for part in parts:
+            read.append(1)
+            yield part
+
+    stream = at.ChunkStream(source)
+    while stream.available(stream.cursor + 10) > stream.cursor:
+        stream.cursor += 10
+        stream.forget(stream.cursor)
+    stream.rewind()
+    read.clear()
+    stream.random_segment(15)
+    assert len(read) == 2
+
+
 def test_a_schedule_per_epoch_needs_a_length():
     _, parts = pieces()
     control = at.BiasTolerance(delta=0.5, window=5, k_init=3)

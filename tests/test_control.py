@@ -170,6 +170,25 @@ def test_a_k_that_was_changed_is_not_called_the_smallest():
     assert "k=16 meets" in control.decision.message
 
 
+def test_what_a_wrapper_reports_rests_on_what_was_smoothed():
+    smooth = at.Smoothed(TOLERANCE, weight=0.25)
+    *_, plain = run(smooth, [0.5, 0.9])
+    *_, rounded = run(at.Bucketed(smooth, (64,)), [0.5, 0.9])
+    assert rounded.decision.beta == plain.decision.beta
+    assert rounded.decision.relative_bias < plain.decision.relative_bias
+
+
+def test_a_k_on_its_way_up_is_held_back_and_not_too_small_a_k_max():
+    rule = at.BiasTolerance(0.1, k_max=50, window=60, k_init=2)
+    (control,) = run(at.RateLimited(rule), [0.9])
+    assert (control.k, control.decision.outcome) == (4, at.Outcome.HELD_BACK)
+    assert f"held at 4, where the bound is {control.decision.relative_bias:.3g}" in (
+        control.decision.message
+    )
+    assert f"{control.inner.k} was chosen" in control.decision.message
+    assert not control.decision.outcome.met
+
+
 def test_smoothing_leaves_lags_alone_that_only_one_estimate_resolved():
     norms = np.where(np.arange(61)[:, None] < 30, profile(0.5).state_norms, 0.0)
     ends = at.LagProfile(norms, {"h": norms}, np.cumsum(norms[:, :4], axis=0))

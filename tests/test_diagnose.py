@@ -193,6 +193,17 @@ def test_the_figure_shows_draws_mean_fit_and_every_k(tmp_path):
     np.testing.assert_allclose(drawn.get_ydata(), expected, rtol=1e-9)
 
 
+def test_the_figure_shows_the_norms_that_were_fitted():
+    torch.manual_seed(0)
+    data = torch.randn(200, 8, 3), torch.randn(200, 8, 6)
+    found = at.diagnose(nn.GRU(3, 6), F.mse_loss, data, window=30, gauge=at.ParameterGauge())
+    axes = found.figure().axes[0]
+    mean = next(line for line in axes.lines if line.get_label() == "mean")
+    np.testing.assert_allclose(mean.get_ydata(), found.profile.contributions.mean)
+    assert "c_k" in axes.get_ylabel()
+    assert len(found.notes) == len(set(found.notes))
+
+
 def test_deltas_are_checked_before_anything_is_measured():
     def never(outputs, targets):
         raise AssertionError("the loss was evaluated")

@@ -11,6 +11,7 @@ import adaptive_tbptt as at
 from adaptive_tbptt.contributions import Contributions
 from adaptive_tbptt.measured_bias import cut_weights, gradient_norm, measured_bias
 from adaptive_tbptt.squared_means import chance, quantile, squared_means
+from adaptive_tbptt.truncation import is_resolved, open_range
 
 
 def made_up(mean, noise, groups, size=4, rng=None):
@@ -116,6 +117,16 @@ def test_k_in_use_is_left_only_as_far_as_the_evidence_demands():
     assert open_ks[0] <= open_ks[1] <= open_ks[2] < 39
 
 
+def test_what_is_left_open_begins_at_k_min():
+    mean = 0.8 ** np.arange(40)[:, None] * np.ones((40, 64)) / 8
+    c = made_up(mean, 3.0 * 0.8 ** np.arange(40), groups=16)
+    curve = measured_bias(c, at.fit_decay(c.mean, tau=0.5))
+    low, high = open_range(curve, 0.1, 1, 39)
+    assert is_resolved(low, high) is False
+    choice = at.choose_truncation(curve, delta=0.1, k_min=low + 1, k_max=39)
+    assert f"between {low + 1} and {high} meets" in choice.message
+
+
 def test_curve_that_rises_again_is_met_only_after_its_last_rise():
     mean = np.zeros((20, 64))
     mean[0, 0], mean[3, 1], mean[9, 1] = 1.0, 1.0, -1.0  # what lag 9 takes away lag 3 had given
@@ -135,10 +146,12 @@ def test_what_the_window_saw_is_not_put_down_to_the_fit():
     assert (choice.k, choice.outcome) == (30, at.Outcome.MET)
 
 
-@pytest.mark.parametrize("losses", [None, 1, 4, 1.0])
+@pytest.mark.parametrize("losses", [None, 1, 4, 1.0, 0.5, 0.3])
 def test_cut_weights_are_what_a_training_window_misses(losses):
     window, k = 12, 5
-    k2 = k if isinstance(losses, float) else losses or 1
+    k2 = at.AdaptiveTBPTT(
+        nn.GRU(1, 1), nn.MSELoss(), at.FixedTruncation(k), losses=losses or 1
+    ).losses_per_window(k)
     missing = np.zeros(window)
     for j in range(k2):  # the loss j steps after the first of a window sees lags 0..k + j
         missing[k + j + 1 :] += 1 / k2

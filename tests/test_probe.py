@@ -1,5 +1,7 @@
 """The probe against its brute-force twin, and what it must leave alone."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -351,6 +353,38 @@ def test_on_a_gpu_the_norms_are_the_same():
     here = at.probe(model, F.mse_loss, x, y)
     there = at.probe(model.cuda(), F.mse_loss, x, y)
     np.testing.assert_allclose(there.state_norms, here.state_norms, rtol=1e-6)
+
+
+def test_the_coarsest_number_format_counts_where_profiles_are_joined():
+    x, y = torch.randn(6, 2, 3), torch.randn(6, 2, 4)
+    fine = at.probe(nn.GRU(3, 4), F.mse_loss, x, y)
+    coarse = replace(fine, floor=1e-4)
+    assert at.LagProfile.concatenate([fine, coarse]).floor == 1e-4
+    assert coarse.scaled(100.0).floor == pytest.approx(1e-2)
+
+
+def test_a_sparse_embedding_is_measured_like_a_dense_one():
+    class Model(nn.Module):
+        def __init__(self, sparse):
+            super().__init__()
+            torch.manual_seed(0)
+            self.embedding, self.layer = nn.Embedding(5, 3, sparse=sparse), nn.GRU(3, 4)
+
+        def forward(self, inputs, state=None):
+            return self.layer(self.embedding(inputs), state)
+
+    x, y = torch.randint(5, (80, 3)), torch.randn(80, 3, 4)
+    for fused in (True, False):
+        sparse, dense = (
+            at.probe(Model(s), F.mse_loss, x, y, sketch=16, fused=fused).contributions
+            for s in (True, False)
+        )
+        np.testing.assert_allclose(sparse.norms, dense.norms, rtol=1e-5)
+    stream = at.SequenceStream(x, y)
+    sparse, dense = (
+        at.check_bias(Model(s), F.mse_loss, stream, [3], window=10) for s in (True, False)
+    )
+    assert sparse[0].low == pytest.approx(dense[0].low, rel=1e-4)
 
 
 def test_rows_without_a_loss_do_not_tell_whether_the_state_is_reached():

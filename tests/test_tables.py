@@ -8,6 +8,7 @@ import pytest
 from adaptive_tbptt.experiments.find_lr import Trial
 from adaptive_tbptt.experiments.findings import check_findings
 from adaptive_tbptt.experiments.paper import experiment
+from adaptive_tbptt.experiments.plots import write_figures
 from adaptive_tbptt.experiments.report import run_figure, shown
 from adaptive_tbptt.experiments.tables import command_of, rows, write_tables
 from adaptive_tbptt.tasks.copy_task import PRESETS
@@ -52,6 +53,17 @@ def test_small_deviations_are_not_shown_as_none(tmp_path):
 def test_a_perplexity_that_overflowed_is_infinite_in_the_table():
     row = rows(experiment("copy-fixed"), [{**fake("K=5", 0, 1.7), "test_ppl": None}])[0]
     assert row["test_ppl_mean"] == math.inf
+
+
+def test_one_initialisation_that_overflowed_among_several(tmp_path):
+    chosen = experiment("copy-fixed")
+    cells = table_cells()
+    cells[0].update(test_ppl=None, valid_ppl=None)
+    row = next(r for r in rows(chosen, cells) if r["setting"] == cells[0]["setting"])
+    assert (row["test_ppl_mean"], row["test_ppl_sd"]) == (math.inf, None)
+    assert check_findings(chosen, cells)
+    write_figures(chosen, cells, tmp_path)
+    assert (tmp_path / "decay.png").exists()
 
 
 def test_findings_say_how_many_initialisations_they_rest_on():

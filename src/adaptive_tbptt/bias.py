@@ -105,7 +105,7 @@ def log_bounds(
         phi: `(window + 1, curves)`.
         log_beta: `(curves,)`.
         tau: shared by all curves.
-        gradient_norms: `(window + 1,)` or `(window + 1, curves)`.
+        gradient_norms: `(window + 1,)`.
     """
     log_phi = _log(phi)
     decays = log_beta < 0.0
@@ -124,8 +124,7 @@ def log_bounds(
         kept = np.cumsum(_exp(log_phi - unit), axis=0)
         denominator = np.maximum.accumulate(kept - lost)
     else:
-        norms = gradient_norms if gradient_norms.ndim == 2 else gradient_norms[:, None]
-        kept = _exp(_log(norms) - unit)
+        kept = _exp(_log(gradient_norms)[:, None] - unit)
         denominator = np.broadcast_to((kept - lost).max(axis=0), log_absolute.shape)
     bounded = denominator > 0.0
     log_denominator = _log(np.where(bounded, denominator, 1.0)) + unit

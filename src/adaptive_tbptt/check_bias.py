@@ -178,7 +178,7 @@ def _gradients(
     def gradient(part: Segment, state: State, context: int) -> Tensor:
         loss = window_forward(recurrent, loss_fn, part, state, context, weigh).loss
         found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-        return torch.cat([g.reshape(-1) for g in found])
+        return torch.cat([g.to_dense().reshape(-1) for g in found])
 
     segment = recurrent.place(segment)
     dims = recurrent.dims(segment.inputs)

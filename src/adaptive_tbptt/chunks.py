@@ -134,6 +134,7 @@ class ChunkStream(Stream):
 
     def random_segment(self, steps: int, generator: torch.Generator | None = None) -> Segment:
         """Cut a segment out of the steps held, reading ahead where they are too few."""
+        self._renew()  # after a rewind what is held is of the epoch before
         stop = self.available(self._first + steps)
         return self.segment(self._first, max(stop, self._end)).shifted(steps, generator)
 

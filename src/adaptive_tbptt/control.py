@@ -11,9 +11,10 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from .bias import BiasCurve
 from .contributions import GROUPS, Contributions
 from .gauge import Gauge, PaperGauge
-from .profile import LagProfile
+from .profile import Array, LagProfile
 from .truncation import Outcome, TruncationDecision, check_tolerance, choose_truncation
 
 
@@ -28,6 +29,7 @@ class Control:
         inner: the same of the controller it wraps.
         evidence: contributions of recent probes, the newest last.
         probed: probes spent on an estimate that is under way; 0 when it is done.
+        curve: the bias that the decision was read off; not saved.
     """
 
     k: int | None
@@ -36,16 +38,12 @@ class Control:
     inner: Control | None = None
     evidence: tuple[Contributions, ...] = field(default=(), repr=False)
     probed: int = 0
+    curve: BiasCurve | None = field(default=None, repr=False, compare=False)
 
     @property
     def wants_more(self) -> bool:
         """Whether another probe is asked for before k is decided."""
         return self.probed > 0
-
-    @property
-    def gathered(self) -> tuple[Contributions, ...]:
-        """The evidence of this controller or of the one it wraps."""
-        return self.evidence or (self.inner.gathered if self.inner else ())
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values and tensors, for a checkpoint."""
@@ -74,11 +72,6 @@ class Control:
         )
 
 
-def with_evidence(profile: LagProfile, evidence: tuple[Contributions, ...]) -> LagProfile:
-    """Return a profile that holds the contributions of several probes."""
-    return replace(profile, contributions=Contributions.concatenate(evidence))
-
-
 class Controller(ABC):
     """Chooses the truncation length. Classes below it are final."""
 
@@ -105,9 +98,13 @@ class Controller(ABC):
     def update(self, control: Control, profile: LagProfile) -> Control:
         """Return what holds after a probe; it may ask for another one with `wants_more`."""
 
+    def norms(self, profile: LagProfile) -> Array:
+        """`(lags, samples)`: the norms whose decay it fits; phi_k unless it says else."""
+        return profile.measured
+
     @abstractmethod
-    def assess(self, profile: LagProfile, k: int) -> TruncationDecision | None:
-        """Say what the profile means for a k that something else chose; None if nothing."""
+    def assess(self, control: Control, k: int) -> TruncationDecision | None:
+        """Say what its last estimate means for a k that something else chose; None if nothing."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +139,7 @@ class FixedTruncation(Controller):
         """Stay."""
         return control
 
-    def assess(self, profile: LagProfile, k: int) -> None:
+    def assess(self, control: Control, k: int) -> None:
         """No tolerance was asked for."""
         return None
 
@@ -197,9 +194,10 @@ class BiasTolerance(Controller):
             # An answer that a few probes seem to give is not trusted: one looks until it comes.
             if probed < probes.budget and (probed % probes.fresh or len(evidence) < probes.budget):
                 return Control(control.k, control.decision, evidence=evidence, probed=probed)
-            profile = with_evidence(profile, evidence)
+            profile = replace(profile, contributions=Contributions.concatenate(evidence))
+        curve = self.gauge.bias(profile)
         decision = choose_truncation(
-            self.gauge.bias(profile),
+            curve,
             delta=self.delta,
             k_min=self.k_min,
             k_max=self.k_max,
@@ -209,8 +207,21 @@ class BiasTolerance(Controller):
             return Control(control.k, decision, evidence=evidence, probed=probed)
         if len(evidence) >= GROUPS:  # enough groups without those inside a probe
             evidence = tuple(e.merged() for e in evidence)
-        return Control(decision.k, decision, evidence=evidence)
+        return Control(decision.k, decision, evidence=evidence, curve=curve)
 
-    def assess(self, profile: LagProfile, k: int) -> TruncationDecision:
-        """Bound the bias at k."""
-        return choose_truncation(self.gauge.bias(profile), delta=self.delta, k_min=k, k_max=k)
+    def norms(self, profile: LagProfile) -> Array:
+        """What the gauge looks at."""
+        return self.gauge.norms(profile)
+
+    def assess(self, control: Control, k: int) -> TruncationDecision | None:
+        """Tell the bias at k."""
+        if control.curve is None:
+            return None
+        found = choose_truncation(control.curve, delta=self.delta, k_min=k, k_max=k)
+        if found.outcome is not Outcome.BEYOND_MAXIMUM or control.k is None or k >= control.k:
+            return found
+        message = (
+            f"k is held at {k}, where the bound is {found.relative_bias:.3g}; "
+            f"{control.k} was chosen for delta={self.delta:g}"
+        )
+        return replace(found, outcome=Outcome.HELD_BACK, message=message)

@@ -18,7 +18,7 @@ from .decay import DecayFit, fit_decay
 from .gauge import Gauge, PaperGauge
 from .model import LossFn, Nest, Recurrent, as_recurrent
 from .probe import alive_rows, check_reached, draw_segment, probe_segment
-from .profile import LagProfile
+from .profile import Array, LagProfile
 from .stability import Stability, classify
 from .stream import SequenceStream
 from .truncation import Outcome, TruncationDecision, check_tolerance, choose_truncation
@@ -41,6 +41,7 @@ class Diagnosis:
         uncertainty: intervals over resampled losses; None with a single sample.
         stability: which notion of decay the model satisfies.
         component_beta: decay rate of each part of the state.
+        norms: `(lags, samples)`, what the gauge fitted where that is not the state's norms.
     """
 
     profile: LagProfile = field(repr=False)
@@ -49,6 +50,7 @@ class Diagnosis:
     uncertainty: Uncertainty | None
     stability: Stability
     component_beta: dict[str, float]
+    norms: Array | None = field(default=None, repr=False)
 
     @property
     def fit(self) -> DecayFit:
@@ -69,7 +71,7 @@ class Diagnosis:
         if self.fit.tail == "zero":
             notes.append(f"the gradient is exactly zero from lag {self.fit.tau} on")
         for d in self.decisions:
-            if d.outcome not in (Outcome.MET, Outcome.MET_AT_MINIMUM):
+            if d.outcome not in (Outcome.MET, Outcome.MET_AT_MINIMUM) and d.message not in notes:
                 notes.append(d.message)
         slow = slow_part(self.profile, self.fit.beta)
         if slow is not None:
@@ -134,7 +136,7 @@ class Diagnosis:
         """Draw the decay curve with the chosen K; save it where a path is given."""
         from .figures import decay_figure
 
-        return decay_figure(self.profile, self.fit, self.decisions, path)
+        return decay_figure(self.profile, self.fit, self.decisions, path, norms=self.norms)
 
 
 def diagnose(
@@ -229,6 +231,7 @@ def diagnose(
         uncertainty=uncertainty,
         stability=classify(recurrent, segment, bias.fit, burn_in=burn_in, seed=seed),
         component_beta=_component_beta(profile, gauge),
+        norms=gauge.norms(profile) if gauge.sketch else None,
     )
 
 

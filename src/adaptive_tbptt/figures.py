@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from .decay import DecayFit
 from .palette import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
-from .profile import LagProfile
+from .profile import Array, LagProfile, underflowed
 from .truncation import TruncationDecision
 
 
@@ -20,6 +20,7 @@ def decay_figure(
     decisions: Sequence[TruncationDecision] = (),
     path: str | Path | None = None,
     *,
+    norms: Array | None = None,
     draws: int = 50,
 ) -> Figure:
     """Draw the paper's figure 'Gradient norms': single draws in gray, their mean in blue.
@@ -29,24 +30,28 @@ def decay_figure(
         fit: drawn as a dashed line over the lags it was fitted on.
         decisions: each marked by a vertical line at its K.
         path: where to save the figure; the suffix gives the format.
+        norms: `(lags, samples)`, those of the parameters where their decay was fitted; None is
+            the state's.
         draws: at most so many single draws.
     """
+    shown = profile.measured if norms is None else norms
+    mean = shown.mean(axis=1)
     figure = Figure(figsize=(7.0, 4.5), layout="constrained")
     axes = figure.add_subplot()
-    lags = np.arange(profile.window + 1)
-    seen = ~profile.underflowed
+    lags = np.arange(len(mean))
+    seen = ~underflowed(mean, profile.floor)
 
     def positive(values: np.ndarray) -> np.ndarray:
         return np.where((values > 0.0) & seen, values, np.nan)
 
-    for i, column in enumerate(profile.state_norms.T[:draws]):
+    for i, column in enumerate(shown.T[:draws]):
         axes.plot(
             lags, positive(column), color="0.75", lw=0.6, label="single losses" if i == 0 else None
         )
-    axes.plot(lags, positive(profile.mean), color=BLUE, lw=2.0, label="mean")
+    axes.plot(lags, positive(mean), color=BLUE, lw=2.0, label="mean")
     if fit.beta > 0.0:
         span = np.arange(fit.tau, fit.last + 1)
-        line = profile.mean[span[0]] * np.exp(fit.log_beta * (span - span[0]))
+        line = mean[span[0]] * np.exp(fit.log_beta * (span - span[0]))
         axes.plot(span, line, color="black", lw=1.5, ls="--", label=f"fit: beta = {fit.beta:.4f}")
     styles = [(VERMILION, "-."), (GREEN, ":"), (ORANGE, "--"), (PURPLE, "-"), (SKY, "-.")]
     for i, decision in enumerate(decisions):
@@ -56,7 +61,8 @@ def decay_figure(
         axes.axvline(decision.k, color=colour, ls=style, lw=1.5, label=label)
     axes.set_yscale("log")
     axes.set_xlabel("lag k (steps)")
-    axes.set_ylabel(r"gradient norm $\phi_k = \|\partial L_s / \partial h_{s-k}\|$")
+    phi, c = r"$\phi_k = \|\partial L_s / \partial h_{s-k}\|$", r"$\|c_k\|$, of the parameters"
+    axes.set_ylabel(f"gradient norm {phi if norms is None else c}")
     axes.set_title(f"{profile.samples} losses, window of {profile.window} lags")
     axes.legend(fontsize="small", loc="upper right")
     if path is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
@@ -79,6 +80,11 @@ def gradient_norm(contributions: Contributions, level: float) -> tuple[float, fl
     return norm, norm * math.exp(-margin / 2)
 
 
+def losses_of(losses: int | float, k: int) -> int:
+    """Return K2, the losses of a window: an int is a number of steps, a float a multiple of K."""
+    return int(losses) if isinstance(losses, Integral) else max(1, round(losses * k))
+
+
 def cut_weights(window: int, losses: int | float | None = None) -> Array:
     """Return `(window, window)`: how much of lag k is missing in the gradient truncated at K.
 
@@ -91,7 +97,7 @@ def cut_weights(window: int, losses: int | float | None = None) -> Array:
     k, lag = np.arange(window)[:, None], np.arange(window)[None, :]
     if losses is None:
         return (lag > k).astype(np.float64)
-    k2 = np.maximum(k * losses if isinstance(losses, float) else losses, 1)
+    k2 = np.array([losses_of(losses, i) for i in range(window)])[:, None]
     return np.clip((lag - k) / k2, 0.0, 1.0)
 
 

@@ -14,7 +14,7 @@ class LossMeter:
     """Collects losses as tensors; `flush` brings them to the host and checks them."""
 
     def __init__(self) -> None:
-        self.total, self.weight, self.windows = 0.0, 0.0, 0
+        self.total, self.weight = 0.0, 0.0
         self._pending: list[tuple[Tensor, float, int]] = []
 
     def add(self, loss: Tensor, weight: float, step: int) -> None:
@@ -37,7 +37,6 @@ class LossMeter:
                 return step, value
             self.total += value * weight
             self.weight += weight
-            self.windows += 1
         return None
 
     @property
@@ -47,8 +46,8 @@ class LossMeter:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums; flush first."""
-        return {"total": self.total, "weight": self.weight, "windows": self.windows}
+        return {"total": self.total, "weight": self.weight}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on from saved sums."""
-        self.total, self.weight, self.windows = saved["total"], saved["weight"], saved["windows"]
+        self.total, self.weight = saved["total"], saved["weight"]

@@ -75,7 +75,8 @@ class ParameterLags:
     def add_rows(self, gradients: Iterable[list[Tensor | None]]) -> None:
         """Take in one step: the gradient of every parameter, row by row."""
         groups = np.searchsorted(self._cuts, np.arange(self._cuts[-1]), side="right") - 1
-        for row, given in enumerate(gradients):
+        for row, raw in enumerate(gradients):
+            given = [None if g is None else g.to_dense() for g in raw]  # of a sparse embedding
             norms = [wide(g).norm() for g in given if g is not None]
             norm = torch.stack(norms).norm() if norms else torch.zeros(())
             self._norms[self._next, row] = float(norm) / self.scale

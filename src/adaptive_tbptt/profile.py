@@ -15,6 +15,12 @@ from .decay import resolve
 Array = NDArray[np.float64]
 
 
+def underflowed(mean: Array, floor: float) -> NDArray[np.bool_]:
+    """Tell which lags fell below the floor of the number format, for good."""
+    last, tail = resolve(mean, floor)
+    return (np.arange(len(mean)) > last) & (tail == "underflow")
+
+
 @dataclass(frozen=True)
 class LagProfile:
     """phi_k = ||dL_s / dh_{s-k}|| for k = 0..window, one column per sampled loss.
@@ -74,17 +80,20 @@ class LagProfile:
     @property
     def underflowed(self) -> NDArray[np.bool_]:
         """`(window + 1,)`: lags whose mean fell below the floor of the number format."""
-        last, tail = resolve(self.mean, self.floor)
-        lags = np.arange(self.window + 1)
-        return (lags > last) & (tail == "underflow")
+        return underflowed(self.mean, self.floor)
 
-    def brief(self, most: int = 101) -> dict[str, list[Any]]:
-        """Return E phi_k in four digits at up to `most` evenly spaced lags, for a log.
+    def brief(self, most: int = 101, norms: Array | None = None) -> dict[str, list[Any]]:
+        """Return means in four digits at up to `most` evenly spaced lags, for a log.
 
         Lags that are not measured or not resolved are None.
+
+        Args:
+            most: number of lags.
+            norms: `(lags, samples)`, of the state where none are given.
         """
-        lags = np.unique(np.linspace(0, self.window, min(most, self.window + 1)).round())
-        mean = np.where((self.mean > 0.0) & ~self.underflowed, self.mean, np.nan)
+        mean = self.mean if norms is None else norms.mean(axis=1)
+        lags = np.unique(np.linspace(0, len(mean) - 1, min(most, len(mean))).round())
+        mean = np.where((mean > 0.0) & ~underflowed(mean, self.floor), mean, np.nan)
         phi = [float(f"{mean[int(k)]:.4g}") for k in lags]
         return {
             "lags": [int(k) for k in lags],
@@ -98,6 +107,7 @@ class LagProfile:
             state_norms=self.state_norms * factor,
             component_norms={name: n * factor for name, n in self.component_norms.items()},
             cumulative_gradient=self.cumulative_gradient * factor,
+            floor=self.floor * abs(factor),
             last_squares={name: s * factor**2 for name, s in self.last_squares.items()},
             contributions=self.contributions and self.contributions.scaled(factor),
         )
@@ -135,7 +145,7 @@ class LagProfile:
                 for name in first.component_norms
             },
             cumulative_gradient=average([p.cumulative_gradient for p in profiles]),
-            floor=first.floor,
+            floor=max(p.floor for p in profiles),
             train=first.train,
             burn_in=first.burn_in,
             last_squares={

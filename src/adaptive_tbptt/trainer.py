@@ -355,7 +355,8 @@ class Trainer:
     def _log_estimate(self) -> None:
         latest, decision = self.tbptt.history[-1], self.tbptt.control.decision
         assert decision is not None  # it made the estimate
-        assert self.tbptt.profile is not None
+        profile = self.tbptt.profile
+        assert profile is not None
         self._log(
             {
                 "event": "estimate",
@@ -366,7 +367,7 @@ class Trainer:
                 "outcome": latest.outcome,
                 "delta": decision.delta,
                 "tau": decision.tau,
-                "decay": self.tbptt.profile.brief(),
+                "decay": profile.brief(norms=self.tbptt.controller.norms(profile)),
             }
         )
 

@@ -24,6 +24,7 @@ class Outcome(Enum):
         NO_DECAY: beta >= 1, so nothing is bounded; k_max is used.
         NO_BOUND: what is cut may outweigh what is kept at every k; k_max is used.
         UNRESOLVED: noise hides the answer; more samples are needed.
+        HELD_BACK: a wrapper keeps k below the one that meets delta.
     """
 
     MET = "met"
@@ -33,6 +34,7 @@ class Outcome(Enum):
     NO_DECAY = "the gradient does not decay"
     NO_BOUND = "the relative bias has no bound"
     UNRESOLVED = "hidden by noise, more samples are needed"
+    HELD_BACK = "held back by a wrapper"
 
     @property
     def met(self) -> bool:
@@ -111,7 +113,7 @@ def choose_truncation(
         k=k,
         relative_bias=bound,
         outcome=outcome,
-        message=_sentence(bias, outcome, delta, k, k_max, bound),
+        message=_sentence(bias, outcome, delta, k, (k_min, k_max), bound),
         delta=delta,
         beta=bias.fit.beta,
         tau=bias.fit.tau,
@@ -185,9 +187,9 @@ def _first_met(bias: BiasCurve, delta: float, k_min: int, k_max: int) -> int:
 
 
 def _sentence(
-    bias: BiasCurve, outcome: Outcome, delta: float, k: int, k_max: int, bound: float
+    bias: BiasCurve, outcome: Outcome, delta: float, k: int, limits: tuple[int, int], bound: float
 ) -> str:
-    fit = bias.fit
+    fit, (k_min, k_max) = bias.fit, limits
     if outcome is Outcome.MET:
         return f"k={k} meets delta={delta:g} with a bound of {bound:.3g}"
     if outcome is Outcome.MET_AT_MINIMUM:
@@ -209,7 +211,7 @@ def _sentence(
                 f"noise hides the gradient: without one, {bias.samples} samples would look like "
                 f"this {bias.chance:.0%} of the time; using k={k}"
             )
-        low, high = open_range(bias, delta, 1, k_max)
+        low, high = open_range(bias, delta, k_min, k_max)
         return (
             f"{bias.samples} samples leave open which k between {low} and {high} meets "
             f"delta={delta:g}; using {k}"

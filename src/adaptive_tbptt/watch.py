@@ -17,6 +17,7 @@ _REMEDIES = {
         "state forget; a longer window shows whether it decays at all"
     ),
     Outcome.NO_BOUND: "measure a longer window, or measure the bias itself with MeasuredGauge",
+    Outcome.HELD_BACK: "",  # on purpose
     Outcome.UNRESOLVED: "give more rows, a larger budget of probes, or wait: evidence adds up",
 }
 

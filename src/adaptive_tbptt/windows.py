@@ -7,7 +7,6 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from .backprop import Weigh, default_weigh, refuse_sums, window_forward
 from .compiled import eager
 from .control import Control, Controller
+from .measured_bias import losses_of
 from .model import LossFn, Recurrent, as_recurrent, slice_steps
 from .probe import alive_rows, check_reached, draw_segment, probe_segment
 from .profile import LagProfile
@@ -181,9 +181,7 @@ class AdaptiveTBPTT:
 
     def losses_per_window(self, k: int) -> int:
         """Return K2 for a truncation length."""
-        if isinstance(self.losses, Integral):
-            return int(self.losses)
-        return max(1, round(self.losses * k))
+        return losses_of(self.losses, k)
 
     def windows(self, stream: Stream) -> Windows:
         """Return the windows of an epoch, from the stream's cursor on.

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .control import Control, Controller, with_evidence
-from .profile import LagProfile
+from .control import Control, Controller
+from .profile import Array, LagProfile
 from .truncation import TruncationDecision
 
 
@@ -53,14 +53,17 @@ class _Wrapper(Controller):
         assert inner.k is not None
         k = self.change(inner.k, control.k)
         # What is reported is the bound at the k in use, not at the one that was changed.
-        if inner.gathered:
-            profile = with_evidence(profile, inner.gathered)
-        decision = inner.decision if k == inner.k else self.controller.assess(profile, k)
+        decision = inner.decision if k == inner.k else self.controller.assess(inner, k)
         return Control(k, decision, inner=inner)
 
-    def assess(self, profile: LagProfile, k: int) -> TruncationDecision | None:
+    def norms(self, profile: LagProfile) -> Array:
+        """What the wrapped controller looks at."""
+        return self.controller.norms(profile)
+
+    def assess(self, control: Control, k: int) -> TruncationDecision | None:
         """Ask the wrapped controller."""
-        return self.controller.assess(profile, k)
+        assert control.inner is not None
+        return self.controller.assess(control.inner, k)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def summarise(cell: Cell, result: RunResult) -> dict[str, Any]:
     history, found = result.fit.history, result.diagnosis
     scores = [n for n in result.best if n.startswith(("valid_", "test_")) and n != "valid_loss"]
     columns = ("epoch", "data_passes", "seconds", *scores, "k", "relative_bias", "beta")
-    norms = found.profile.state_norms
+    norms = found.profile.measured if found.norms is None else found.norms
     return {
         "setting": cell.config.setting,
         "init": cell.init,
@@ -64,7 +65,7 @@ def summarise(cell: Cell, result: RunResult) -> dict[str, Any]:
             if "repeats" in row
         ],
         "decay": {
-            "mean": [_short(v) for v in found.profile.mean],
+            "mean": [_short(v) for v in norms.mean(axis=1)],
             "draws": [[_short(v) for v in column] for column in norms.T[:12]],
             "beta": found.fit.beta,
             "tau": found.fit.tau,
@@ -100,6 +101,11 @@ def as_json(content: Any) -> str:
 def read_cells(folder: Path) -> list[dict[str, Any]]:
     """Return the finished cells of a table."""
     return [json.loads(path.read_text()) for path in sorted((folder / "cells").glob("*.json"))]
+
+
+def score_of(cell: dict[str, Any], metric: str) -> float:
+    """Return a metric of a finished cell; a perplexity that overflowed is kept as null."""
+    return math.inf if cell[metric] is None else float(cell[metric])
 
 
 def _short(value: Any) -> Any:

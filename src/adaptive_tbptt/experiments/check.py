@@ -12,6 +12,7 @@ import torch
 from ..backprop import default_weigh
 from ..check_bias import BiasCheck, check_bias
 from ..checkpoint import load, load_model
+from ..measured_bias import losses_of
 from ..model import as_recurrent
 from ..probe import draw_segment, probe_segment
 from ..profile import LagProfile
@@ -111,7 +112,7 @@ def check_run(
     load_model(model, load(path), path)
     model.train()
     k = best["k"] if k is None else k
-    losses = config.k2 or max(1, round(config.losses * k))
+    losses = losses_of(config.window_losses, k)
     options: dict[str, Any] = {
         "window": config.window,
         "burn_in": config.burn_in,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from .cells import score_of
 from .paper import Experiment
 
 Cells = list[dict[str, Any]]
@@ -50,12 +52,14 @@ class Results:
 
     def mean(self, setting: str, metric: str | None = None) -> float:
         """Mean over initialisations, of the test metric unless another is named."""
-        return statistics.fmean(cell[metric or self.test] for cell in self.by_setting[setting])
+        metric = metric or self.test
+        return statistics.fmean(score_of(cell, metric) for cell in self.by_setting[setting])
 
     def deviation(self, setting: str) -> float:
         """Standard deviation of the test metric over initialisations; 0 with a single one."""
-        values = [cell[self.test] for cell in self.by_setting[setting]]
-        return statistics.stdev(values) if len(values) > 1 else 0.0
+        values = [score_of(cell, self.test) for cell in self.by_setting[setting]]
+        spread = len(values) > 1 and all(map(math.isfinite, values))
+        return statistics.stdev(values) if spread else 0.0
 
     def epochs_to(self, setting: str, level: float) -> float:
         """Mean number of epochs until the validation perplexity first falls below a level."""
@@ -221,7 +225,7 @@ def _small_k_overfits_early(r: Results) -> Finding:
 
     def rise(setting: str) -> float:
         return statistics.fmean(
-            cell["curves"]["valid_ppl"][-1] / cell["valid_ppl"] - 1
+            (cell["curves"]["valid_ppl"][-1] or math.inf) / score_of(cell, "valid_ppl") - 1
             for cell in r.by_setting[setting]
         )
 

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..palette import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
+from .cells import score_of
 from .paper import Experiment
 
 Cells = list[dict[str, Any]]
@@ -168,9 +169,9 @@ def _repeats(experiment: Experiment, cells: Cells, name: str, label: str) -> Fig
 
 def _decay(experiment: Experiment, cells: Cells) -> Figure:
     """The decay at the best parameters of the setting with the best validation number."""
-    best = min(cells, key=lambda cell: cell[next(iter(experiment.metrics))])
+    best = min(cells, key=lambda cell: score_of(cell, next(iter(experiment.metrics))))
     decay = best["decay"]
-    axes = _axes(experiment, r"gradient norm $\phi_k$", "lag k (steps)")
+    axes = _axes(experiment, "gradient norm at lag k", "lag k (steps)")
     axes.set_title(f"{best['setting']}, initialisation {best['init']}", fontsize="medium")
     lags = np.arange(len(decay["mean"]))
 

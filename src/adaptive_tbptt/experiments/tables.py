@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_text
+from .cells import score_of
 from .paper import Experiment
 
 Row = dict[str, Any]
@@ -28,11 +29,11 @@ def rows(experiment: Experiment, cells: list[dict[str, Any]]) -> list[Row]:
         }
         for metric in experiment.metrics:
             factor = experiment.factors.get(metric, 1.0)
-            # Perplexities that overflowed are kept as null.
-            values = [math.inf if c[metric] is None else factor * c[metric] for c in mine]
+            values = [factor * score_of(c, metric) for c in mine]
             printed = experiment.printed.get(setting, {}).get(metric)
             row[f"{metric}_mean"] = statistics.fmean(values)
-            row[f"{metric}_sd"] = statistics.stdev(values) if len(values) > 1 else None
+            spread = len(values) > 1 and all(map(math.isfinite, values))
+            row[f"{metric}_sd"] = statistics.stdev(values) if spread else None
             row[f"{metric}_paper"], row[f"{metric}_paper_sd"] = printed or (None, None)
         ks = [k for cell in mine for k in cell["curves"]["k"]]
         row["k_least"], row["k_median"], row["k_largest"] = min(ks), statistics.median(ks), max(ks)

@@ -35,7 +35,7 @@ def decay_chart(runs: Sequence[Run]) -> tuple[Chart, dict[str, Any] | None]:
         if frames[i]:
             traces += _traces(i, "" if len(runs) == 1 else f"{run.name}: ", frames[i][-1])
     positions = sorted({frame["epoch"] for own in frames for frame in own})
-    y = axis("phi_k (loss per unit of state)", type="log", exponentformat="e")
+    y = axis("mean gradient norm at lag k", type="log", exponentformat="e")
     y["range"] = _range(frames)
     drawn = figure(traces, axis("lag k (steps)"), y)
     chart = Chart("decay", "Decay of the gradient with the lag", drawn, says)
