@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import adaptive_tbptt as at
+from adaptive_tbptt.experiments.config import preset_of
 from adaptive_tbptt.experiments.run import train_run
 from adaptive_tbptt.tasks.corpus import SOURCES, read_corpus
 from adaptive_tbptt.tasks.language_task import (
@@ -19,7 +20,6 @@ from adaptive_tbptt.tasks.language_task import (
     LanguageConfig,
     LanguageModel,
     language_stream,
-    preset,
 )
 from adaptive_tbptt.tasks.sequence_model import count_parameters, symbol_loss
 
@@ -127,15 +127,15 @@ def test_perplexity_of_a_short_text_by_hand(folder):
 
 
 def test_presets_are_the_papers():
-    ptb = preset("ptb")
+    ptb = PRESETS["ptb"]
     assert (ptb.hidden, ptb.batch, ptb.lr, ptb.window, ptb.k_init) == (900, 32, 10.0, 400, 100)
     assert (ptb.k_min, ptb.k_max, ptb.dropout, ptb.tied, ptb.layers) == (10, 400, 0.2, True, 1)
     assert (ptb.weight_decay, ptb.burn_in, ptb.vocabulary, ptb.epochs) == (1e-7, 40, "all", 50)
-    assert (preset("wikitext-2").hidden, preset("wikitext-2").step_scale) == (512, "linear")
+    assert (PRESETS["wikitext-2"].hidden, PRESETS["wikitext-2"].step_scale) == (512, "linear")
     for name in ("ptb-small", "wikitext-2-small"):
         assert PRESETS[name].train_tokens // PRESETS[name].batch >= 10_000
     with pytest.raises(ValueError, match="did you mean ptb-small"):
-        preset("ptb-smal")
+        preset_of(PRESETS, "ptb-smal")
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_configurations_that_make_no_sense(values, says):
 
 def test_without_data_the_sentence_says_where_it_comes_from():
     with pytest.raises(ValueError, match=r"--data is needed.*Mikolov"):
-        preset("ptb").streams()
+        PRESETS["ptb"].streams()
 
 
 def tiny(tmp_path, **values):
@@ -218,7 +218,7 @@ def test_the_real_files(name, words, tmp_path):
 
 @pytest.mark.skipif(DATA is None, reason="ADAPTIVE_TBPTT_DATA is not set")
 def test_a_few_steps_on_the_real_text(tmp_path):
-    config = preset("ptb-small").changed(
+    config = PRESETS["ptb-small"].changed(
         data=str(Path(str(DATA)) / "ptb"), cache=str(tmp_path), hidden=16, k=10
     )
     model, stream = config.model(), config.streams()["train"]

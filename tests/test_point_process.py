@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import adaptive_tbptt as at
 from adaptive_tbptt.cli import app
+from adaptive_tbptt.experiments.config import preset_of
 from adaptive_tbptt.experiments.findings import check_findings
 from adaptive_tbptt.experiments.paper import experiment
 from adaptive_tbptt.experiments.plots import write_figures
@@ -31,7 +32,6 @@ from adaptive_tbptt.tasks.point_task import (
     point_loss,
     point_metrics,
     point_nll,
-    preset,
 )
 
 DATA = os.environ.get("ADAPTIVE_TBPTT_DATA")
@@ -226,14 +226,14 @@ def test_the_two_terms_add_up_and_a_probe_works():
 
 
 def test_presets_are_the_papers():
-    c = preset("book-order")
+    c = PRESETS["book-order"]
     assert (c.batch, c.lr, c.window, c.k_init, c.k_min, c.k_max) == (64, 0.1, 200, 6, 1, 100)
     assert (c.weight_decay, c.hidden, c.layers, c.resets, c.epochs) == (1e-3, 128, 2, False, 51)
     assert c.changed(k=3).rate_rule == "none"
     assert c.changed(delta=0.1).rate_rule == "sqrt"
     assert PRESETS["sequence-wise"].resets
     with pytest.raises(ValueError, match="did you mean book-order"):
-        preset("book-ordr")
+        preset_of(PRESETS, "book-ordr")
 
 
 def write_folder(folder, types):
@@ -302,7 +302,7 @@ def test_table_figures_and_findings_of_book_order(tmp_path):
 
 @pytest.mark.skipif(DATA is None, reason="ADAPTIVE_TBPTT_DATA is not set")
 def test_the_real_files():
-    config = preset("book-order").changed(data=str(Path(str(DATA)) / "book_order"))
+    config = PRESETS["book-order"].changed(data=str(Path(str(DATA)) / "book_order"))
     found = config.sequences()
     assert {split: len(s) for split, s in found.items()} == {"train": 100, "valid": 50, "test": 50}
     assert {len(s.types) for s in found["train"]} == {3319}

@@ -20,7 +20,7 @@ from torch import Tensor
 import adaptive_tbptt as at
 from adaptive_tbptt.experiments.run import make_optimizer
 from adaptive_tbptt.figures import BLUE, ORANGE, SKY, VERMILION
-from adaptive_tbptt.tasks.copy_task import CopyConfig, preset
+from adaptive_tbptt.tasks.copy_task import PRESETS, CopyConfig
 
 SEGMENTS = 32  # arbitrary: times 64 rows, 2048 losses
 
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--delta", type=float, default=0.1)
     parser.add_argument("--out", type=Path, default=Path("docs/img/adapting.png"))
     options = parser.parse_args()
-    config = preset("quick").changed(delta=options.delta, epochs=options.epochs)
+    config = PRESETS["quick"].changed(delta=options.delta, epochs=options.epochs)
     draw(train(config), options.delta, options.out)
 
 

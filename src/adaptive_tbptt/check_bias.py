@@ -221,7 +221,7 @@ def _compare(
 ) -> BiasCheck:
     of_whole, of_cut = (squared_means(v, sizes, blocks=1) for v in (whole, cut))
     limit = quantile((1 + level) / 2, len(sizes))
-    if chance(whole) > (1 - level) / 2 or of_whole.value <= 0.0:
+    if chance(whole) > (1 - level) / 2 or min(of_whole.value, *of_whole.without_group) <= 0.0:
         return BiasCheck(k, losses, math.nan, 0.0, math.inf, level, samples, window)
     ratio = float(of_cut.value / of_whole.value)
     margin = limit * float(spread(of_cut.without_group / of_whole.without_group))

@@ -95,6 +95,7 @@ def _add_train(task: str) -> None:
         device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
         **given: Any,
     ) -> None:
+        from .experiments.config import preset_of
         from .experiments.report import SCORES, shown, write_report
         from .experiments.run import train_run
         from .ranks import present_ranks, process_group
@@ -103,7 +104,7 @@ def _add_train(task: str) -> None:
             raise ValueError(
                 "give exactly one of --delta (tolerated bias, K follows) and --k (fixed)"
             )
-        config = MODULES[task].preset(preset).changed(**given)
+        config = preset_of(MODULES[task].PRESETS, preset).changed(**given)
         setting = config.setting.replace("=", "-").lower()
         folder = out or Path("runs") / f"{task}-{setting}"
         with process_group(device) as own_device:
@@ -309,12 +310,13 @@ def find_lr(
     highest: Annotated[int, typer.Option(help="Exponent of the largest rate.")] = 2,
 ) -> None:
     """Choose the step size as the paper does: the largest power of ten that does not diverge."""
-    from .experiments.config import nearest
+    from .experiments.config import nearest, preset_of
     from .experiments.find_lr import find_lr as search
 
     if task not in TASKS:
         raise nearest(task, TASKS, "task")
-    base = MODULES[task].preset(preset or next(iter(MODULES[task].PRESETS)))
+    presets = MODULES[task].PRESETS
+    base = preset_of(presets, preset or next(iter(presets)))
     config = base.changed(k=k or base.k_init, data=data)
     best, trials = search(config, [10.0**e for e in range(lowest, highest + 1)], updates)
     table = Table("rate", "first loss", "last loss", "updates", "diverged")

@@ -211,7 +211,6 @@ def diagnose(
                     segment,
                     burn_in=burn_in,
                     train=train,
-                    parameters=gauge.sketch > 0,
                     sketch=gauge.sketch,
                     weigh=weigh,
                 )

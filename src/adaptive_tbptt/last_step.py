@@ -16,7 +16,7 @@ from .model import LossFn, Recurrent, rows_of
 from .parameter_lags import ParameterLags
 from .parameter_pass import as_variable
 from .precision import autocast_format, no_autocast
-from .state import State, leaves, map_leaves, reset_rows, select_rows
+from .state import State, leaves, map_leaves, reset_rows, select_rows, with_gradients
 from .stream import Segment
 from .unroll import Step, unroll
 from .uses import Recorder
@@ -125,7 +125,7 @@ class LastStep:
                     materialize_grads=True,
                 )
             )
-        lag1 = [next(found) if x.requires_grad else torch.zeros_like(x) for x in entering]
+        lag1: list[Tensor] = with_gradients(entering, found)
         readout = next(found) if self._recurrent.has_features else None
         return readout, lag1, list(found)
 

@@ -120,10 +120,10 @@ def measured_bias(
     if not z.shape[2]:
         raise ValueError("the bias is measured from sketches: probe with sketch=1024, say")
     whole = _whole(contributions, level)
-    window = contributions.window + 1
     if whole.hidden:
-        nothing = np.full(window, np.nan)
-        estimate, low, high = nothing, np.zeros(window), np.full(window, np.inf)
+        points = contributions.window + 1
+        nothing = np.full(points, np.nan)
+        estimate, low, high = nothing, np.zeros(points), np.full(points, np.inf)
     else:
         weights = cut_weights(contributions.window, losses).astype(z.dtype)
         cut = squared_means(np.tensordot(weights, z, axes=1), contributions.sizes)

@@ -15,7 +15,7 @@ from torch import Tensor
 from .model import Recurrent
 from .parameter_lags import ParameterLags
 from .precision import no_autocast
-from .state import State, detach, leaves, map_leaves
+from .state import State, detach, leaves, map_leaves, with_gradients
 from .stream import Segment
 from .unroll import Step, unroll
 from .uses import Recorder
@@ -92,7 +92,7 @@ class ParameterPass:
                     outputs, wanted, given, allow_unused=True, materialize_grads=True
                 )
             )
-        before = [next(found) if x.requires_grad else torch.zeros_like(x) for x in entering]
+        before: list[Tensor] = with_gradients(entering, found)
         if recorder is not None:
             self._lags.add_uses(recorder.from_gradients(found), steps=1)
         return before

@@ -95,7 +95,7 @@ def probe(
         state,
         burn_in,
         train=train,
-        parameters=parameters or sketch > 0,
+        parameters=parameters,
         sketch=sketch,
         fused=fused,
         held_steps=held_steps,
@@ -147,7 +147,7 @@ def probe_segment(
 
         def measure(affine: bool) -> LagProfile:
             lags = None
-            if parameters:
+            if parameters or sketch > 0:
                 lags = ParameterLags(recurrent, window, segment.rows, sketch, affine=affine)
             earlier = Segments(recurrent, before, state, length=held_steps, fused=fused, lags=lags)
             last = LastStep(recurrent, loss_fn, step, earlier.final, lags, weigh)
@@ -163,7 +163,7 @@ def probe_segment(
             return profile
 
         try:
-            recorded = parameters and fused
+            recorded = (parameters or sketch > 0) and fused
             return measure(recorded and is_affine(recurrent, loss_fn, segment, state, weigh))
         except NotAffine:  # seen only now: at a reset, or in a part that was frozen before
             recurrent.affine = False

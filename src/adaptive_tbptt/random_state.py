@@ -1,4 +1,4 @@
-"""The random state of a process: torch on every device, numpy and Python."""
+"""The random state of a process: torch on the CPU and on CUDA devices, numpy and Python."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from .model import Recurrent
 from .parameter_lags import ParameterLags
 from .parameter_pass import ParameterPass, as_variable, check_carries
 from .precision import forget_casts, no_autocast
-from .state import State, detach, leaves, map_leaves, per_row, reset_rows
+from .state import State, detach, leaves, map_leaves, per_row, reset_rows, with_gradients
 from .stream import Segment
 from .undisturbed import RandomState, get_random_state, set_random_state
 from .unroll import unroll
@@ -64,10 +64,7 @@ class StepPass:
                     outputs, wanted, given, allow_unused=True, materialize_grads=True
                 )
             )
-        by_step = [
-            [next(found) if x.requires_grad else torch.zeros_like(x) for x in entering]
-            for entering in self._entering
-        ]
+        by_step = [with_gradients(entering, found) for entering in self._entering]
         return [torch.stack(steps) for steps in zip(*by_step, strict=True)]
 
 

@@ -19,7 +19,7 @@ from .compiled import eager
 from .decay import DecayFit
 from .model import Nest, Recurrent, as_recurrent, slice_steps
 from .precision import wide
-from .state import State, join_rows, leaves, map_leaves, per_row, select_rows
+from .state import State, join_rows, leaves, map_leaves, per_row, select_rows, with_gradients
 from .stream import Segment, time_first
 from .undisturbed import undisturbed
 from .unroll import unroll
@@ -186,10 +186,10 @@ def jacobian_norms(
             along = _pushed(pullback, u, directions)
             if along is None:
                 along = _differences(recurrent, inputs, state, v, after)
-            history.append(_row_norms(recurrent, _like(after, along)).detach())
+            history.append(_row_norms(recurrent, with_gradients(after, along)).detach())
             if len(history) >= 30 and bool((history[-1] <= history[-11] * (1 + tolerance)).all()):
                 break
-            v = _like(
+            v = with_gradients(
                 state,
                 torch.autograd.grad(
                     stepped,
@@ -303,12 +303,6 @@ def _largest_inputs(module: nn.Module) -> Iterator[dict[nn.Module, float]]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _like(nest: State, values: Any) -> State:
-    """Put `values` in the place of the leaves that carry a gradient, zeros in that of others."""
-    remaining = iter(values)
-    return map_leaves(lambda x: next(remaining) if x.requires_grad else torch.zeros_like(x), nest)
 
 
 def _row_norms(recurrent: Recurrent, state: State) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -62,6 +62,12 @@ def unpack(template: State, items: list[Any]) -> State:
     """Undo `pack`, given any nest of the same structure."""
     remaining = iter(items)
     return _map(lambda _: next(remaining), template)
+
+
+def with_gradients(nest: State, values: Iterable[Tensor]) -> State:
+    """Put `values` in place of the leaves that require a gradient, zeros in that of others."""
+    remaining = iter(values)
+    return map_leaves(lambda x: next(remaining) if x.requires_grad else torch.zeros_like(x), nest)
 
 
 def named_leaves(nest: State, prefix: str = "") -> Iterator[tuple[str, Tensor]]:

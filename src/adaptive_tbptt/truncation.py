@@ -198,7 +198,7 @@ def _sentence(
         where = "the window" if isinstance(bias, MeasuredCurve) else f"tau={fit.tau}"
         return (
             f"k={k} meets delta={delta:g}, but past {where}, where the bound rests on the "
-            f"fitted decay alone; measure a window longer than {bias.window}"
+            "fitted decay alone; measure a longer window"
         )
     if outcome is Outcome.UNRESOLVED:
         if not isinstance(bias, MeasuredCurve):

@@ -235,14 +235,12 @@ class AdaptiveTBPTT:
         weight = self.weigh(slice_steps(segment.targets, -1, None))
         profile = None
         if weight > 0:
-            sketch = self.controller.sketch
             profile = probe_segment(
                 self.recurrent,
                 self.loss_fn,
                 segment,
                 burn_in=self.burn_in,
-                parameters=sketch > 0,
-                sketch=sketch,
+                sketch=self.controller.sketch,
                 weigh=self.weigh,
             )
         whole, alive = self.ranks.join_profiles(profile, alive_rows(segment, self.weigh), weight)

@@ -226,6 +226,13 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def preset_of(presets: dict[str, Any], name: str) -> Any:
+    """Return the configuration of that name."""
+    if name not in presets:
+        raise nearest(name, presets, "preset")
+    return presets[name]
+
+
 def nearest(name: str, known: Any, what: str) -> ValueError:
     """Return an error for an unknown name that suggests the nearest known one."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.3)

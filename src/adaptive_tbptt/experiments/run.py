@@ -174,7 +174,6 @@ def _error_bars(
             trainer.loss_fn,
             segment,
             burn_in=config.burn_in,
-            parameters=gauge.sketch > 0,
             sketch=gauge.sketch,
             weigh=tbptt.weigh,
         )

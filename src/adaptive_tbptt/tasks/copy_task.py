@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..experiments.config import nearest, option
+from ..experiments.config import option
 from ..stream import SequenceStream
 from .copy_data import copy_stream, copy_symbols, read_arrays
 from .perplexity import PerplexityConfig
@@ -107,10 +107,3 @@ PRESETS: dict[str, CopyConfig] = {
         tau=0.8,
     ),
 }
-
-
-def preset(name: str) -> CopyConfig:
-    """Return a preset by name."""
-    if name not in PRESETS:
-        raise nearest(name, PRESETS, "preset")
-    return PRESETS[name]

@@ -175,10 +175,3 @@ PRESETS: dict[str, LanguageConfig] = {
     "ptb-small": _PTB.changed(**_SMALL),
     "wikitext-2-small": _PTB.changed(dataset="wikitext-2", **_SMALL),
 }
-
-
-def preset(name: str) -> LanguageConfig:
-    """Return a preset by name."""
-    if name not in PRESETS:
-        raise nearest(name, PRESETS, "preset")
-    return PRESETS[name]

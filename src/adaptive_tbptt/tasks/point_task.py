@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..backprop import run
-from ..experiments.config import TrainConfig, nearest, option
+from ..experiments.config import TrainConfig, option
 from ..model import Recurrent, as_recurrent
 from ..precision import wide
 from ..state import State, detach
@@ -204,10 +204,3 @@ PRESETS: dict[str, PointConfig] = {
         hidden=32, layers=1, batch=16, epochs=5, train_sequences=10, window=50, burn_in=10, k_max=50
     ),
 }
-
-
-def preset(name: str) -> PointConfig:
-    """Return a preset by name."""
-    if name not in PRESETS:
-        raise nearest(name, PRESETS, "preset")
-    return PRESETS[name]
