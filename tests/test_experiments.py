@@ -217,7 +217,9 @@ def fake(setting, init, test, valid=None, k=10, bias=0.2, early_bias=0.01):
                    "test_ppl": curve, "k": ks, "relative_bias": [bias] * 100, "beta": [0.8] * 100},
         "repeats": repeats,
         "decay": {"mean": [0.8**i for i in range(50)], "draws": [[0.8**i for i in range(50)]],
-                  "beta": 0.8, "tau": 40, "last": 49, "component_beta": {"h": 0.8}},
+                  "beta": 0.8, "tau": 40, "last": 49, "component_beta": {"h": 0.8},
+                  "components": {"h": [0.7**i for i in range(50)]}},
+        "stability": "decaying in expectation though unstable: beta=0.8 from lag 40 on",
         "origin": {"machine": "m", "python": "3", "torch": "2", "commit": "abc"},
     }  # fmt: skip
 
@@ -249,6 +251,7 @@ def test_the_table_has_ours_beside_the_papers(tmp_path):
     text = (tmp_path / "table.md").read_text()
     assert "**1.021 (0.001)**" in text
     assert "| K=5 | 2 | 100 | 1.651 (0.001) | 1.655 (0.012) |" in text
+    assert "of 16 runs: decaying in expectation though unstable (16); beta between 0.8" in text
     assert "commit abc" in text
 
 

@@ -71,6 +71,10 @@ def summarise(cell: Cell, result: RunResult) -> dict[str, Any]:
             "tau": found.fit.tau,
             "last": found.fit.last,
             "component_beta": found.component_beta,
+            "components": {
+                name: [_short(v) for v in np.nan_to_num(norms).mean(axis=1)]
+                for name, norms in found.profile.component_norms.items()
+            },
         },
         "choices": [{"delta": d.delta, "k": d.k, "met": d.outcome.met} for d in found.decisions],
         "stability": found.stability.verdict,

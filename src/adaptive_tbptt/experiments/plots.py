@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -168,11 +169,15 @@ def _repeats(experiment: Experiment, cells: Cells, name: str, label: str) -> Fig
 
 
 def _decay(experiment: Experiment, cells: Cells) -> Figure:
-    """The decay at the best parameters of the setting with the best validation number."""
+    """The decay at the best parameters of the setting with the best validation number.
+
+    All of the state, its parts where there are several, and the verdict on stability.
+    """
     best = min(cells, key=lambda cell: score_of(cell, next(iter(experiment.metrics))))
     decay = best["decay"]
     axes = _axes(experiment, "gradient norm at lag k", "lag k (steps)")
-    axes.set_title(f"{best['setting']}, initialisation {best['init']}", fontsize="medium")
+    verdict = textwrap.fill(best["stability"], 90)
+    axes.set_title(f"{best['setting']}, initialisation {best['init']}\n{verdict}", fontsize="small")
     lags = np.arange(len(decay["mean"]))
 
     def positive(values: list[float | None]) -> np.ndarray:
@@ -182,6 +187,11 @@ def _decay(experiment: Experiment, cells: Cells) -> Figure:
     for i, draw in enumerate(decay["draws"]):
         axes.plot(lags, positive(draw), color="0.75", lw=0.7, label=None if i else "single losses")
     axes.plot(lags, positive(decay["mean"]), color=BLUE, lw=2, label="mean")
+    for (name, means), colour in zip(
+        decay.get("components", {}).items(), (ORANGE, GREEN, VERMILION, PURPLE, SKY), strict=False
+    ):
+        label = f"{name}: beta = {decay['component_beta'][name]:.4f}"
+        axes.plot(np.arange(len(means)), positive(means), color=colour, lw=1.2, label=label)
     span = np.arange(decay["tau"], decay["last"] + 1)
     start = decay["mean"][decay["tau"]]
     if decay["beta"] > 0 and start:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import statistics
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -115,10 +116,22 @@ def _markdown(
         "deviations over initialisations are in parentheses; our best is in bold.",
         "",
         *(f"- {remark}" for remark in experiment.remarks),
+        f"- {_verdicts(cells)}",
         "",
         _origin(cells, command),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _verdicts(cells: list[dict[str, Any]]) -> str:
+    """Say how stable the runs ended."""
+    counts = Counter(cell["stability"].partition(":")[0] for cell in cells)
+    found = ", ".join(f"{verdict} ({count})" for verdict, count in counts.most_common())
+    betas = [cell["decay"]["beta"] for cell in cells]
+    return (
+        f"Stability at the best parameters, of {len(cells)} runs: {found}; beta between "
+        f"{min(betas):.4f} and {max(betas):.4f}."
+    )
 
 
 def _origin(cells: list[dict[str, Any]], command: str) -> str:
