@@ -202,7 +202,6 @@ def diagnose(
     with undisturbed(recurrent.module):
         for batch in range(math.ceil(samples / stream.rows)):
             segment = draw_segment(stream, burn_in + window, weigh, generator)
-            alive.append(alive_rows(segment, weigh))
             torch.manual_seed(seed + batch)  # dropout of its own for every batch
             profiles.append(
                 probe_segment(
@@ -215,6 +214,7 @@ def diagnose(
                     weigh=weigh,
                 )
             )
+            alive.append(alive_rows(segment, weigh, profiles[-1]))
     profile = LagProfile.concatenate(profiles)
     check_reached(profile, np.concatenate(alive))
     bias = gauge.bias(profile)

@@ -101,7 +101,8 @@ def probe(
         held_steps=held_steps,
         weigh=weigh,
     )
-    check_reached(profile, alive_rows(segment, default_weigh(loss_fn) if weigh is None else weigh))
+    weigh = default_weigh(loss_fn) if weigh is None else weigh
+    check_reached(profile, alive_rows(segment, weigh, profile))
     return profile
 
 
@@ -231,8 +232,13 @@ def rows_with_loss(segment: Segment, weigh: Weigh) -> NDArray[np.bool_]:
     return np.array([weight(row) > 0 for row in range(segment.rows)])
 
 
-def alive_rows(segment: Segment, weigh: Weigh) -> NDArray[np.bool_]:
-    """Tell which rows have a loss at the last step and do not start a sequence there."""
+def alive_rows(segment: Segment, weigh: Weigh, profile: LagProfile | None) -> NDArray[np.bool_]:
+    """Tell which rows have a loss at the last step and do not start a sequence there.
+
+    Where a gradient did reach the state nothing is asked of the rows one by one.
+    """
+    if profile is not None and profile.state_norms[1].any():
+        return np.ones(segment.rows, dtype=bool)
     if segment.resets is None:
         return rows_with_loss(segment, weigh)
     return rows_with_loss(segment, weigh) & ~segment.resets[-1].cpu().numpy()

@@ -243,7 +243,8 @@ class AdaptiveTBPTT:
                 sketch=self.controller.sketch,
                 weigh=self.weigh,
             )
-        whole, alive = self.ranks.join_profiles(profile, alive_rows(segment, self.weigh), weight)
+        alive = alive_rows(segment, self.weigh, profile)
+        whole, alive = self.ranks.join_profiles(profile, alive, weight)
         check_reached(whole, alive)
         return whole
 
