@@ -157,7 +157,7 @@ def test_a_model_of_ones_own(tmp_path, monkeypatch):
     assert "beta" in call("diagnose", "mine:make", "--window", "30", "--samples", "16")
     assert (tmp_path / "decay.png").exists()
     assert "must return (model, loss_fn, stream)" in call("diagnose", "mine:wrong", code=2)
-    assert "random segments" in call("diagnose", "mine:chunks", code=2)
+    assert "beta" in call("diagnose", "mine:chunks", "--window", "30", "--gauge", "release")
     assert "has no other" in call("diagnose", "mine:other", code=2)
     assert "No module named" in call("diagnose", "nothere:make", code=2)
 

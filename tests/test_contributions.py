@@ -107,13 +107,13 @@ class OfTwoLayers(nn.Module):
 
 
 class Transposed(OfLinearMaps):
-    """A matrix that enters as its transpose, spelt as an attribute."""
+    """A matrix that enters as its transpose, spelt as an attribute, twice over."""
 
     def forward(self, inputs: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         h = inputs.new_zeros(inputs.shape[1], 5) if state is None else state
         out = []
         for x in inputs:
-            h = torch.tanh(self.inner(x) + h @ self.outer.weight.T)
+            h = torch.tanh(self.inner(x) + h @ self.outer.weight.T.T.T)
             out.append(h)
         return self.readout(torch.stack(out)), h
 
@@ -300,18 +300,58 @@ def test_a_part_that_is_unfrozen_later_is_found_out(double):
 
 
 def test_a_kernel_that_is_unfrozen_later_is_found_out(double):
-    model, (x, y) = OfTwoLayers(), float_data(3, 5)
-    model.low.requires_grad_(False)
+    class Hidden(OfLinearMaps):
+        """Its matrix enters in a way that is not seen."""
+
+        def forward(self, inputs, state=None):
+            h = inputs.new_zeros(inputs.shape[1], 5) if state is None else state
+            out = []
+            for x in inputs:
+                h = torch.tanh(self.inner(x) + h @ self.outer.weight.H)
+                out.append(h)
+            return self.readout(torch.stack(out)), h
+
+    model, (x, y) = Hidden(), float_data(3, 2)
+    model.outer.requires_grad_(False)
     recurrent = as_recurrent(model)
     at.probe(recurrent, MSE, x, y, parameters=True)
-    model.low.requires_grad_(True)
+    assert recurrent.affine
+    with pytest.raises(ValueError, match="loss is nan"):
+        at.probe(recurrent, lambda o, t: MSE(o, t) * float("nan"), x, y, parameters=True)
+    model.outer.requires_grad_(True)
+    with pytest.raises(ValueError, match="loss is nan"):  # which must decide nothing
+        at.probe(recurrent, lambda o, t: MSE(o, t) * float("nan"), x, y, parameters=True)
     again = at.probe(recurrent, MSE, x, y, parameters=True)
     expected = at.probe(model, MSE, x, y, parameters=True, fused=False)
     np.testing.assert_allclose(again.contributions.norms, expected.contributions.norms, rtol=1e-8)
 
 
+def test_an_embedding_scaled_by_frequency_is_not_recorded(double):
+    model = SymbolModel(4, 5, 1, "gru", "embedding")
+    model.encoder = nn.Embedding(4, 4, scale_grad_by_freq=True)
+    recurrent = as_recurrent(model)
+    at.probe(recurrent, symbol_loss, *symbol_data(4), parameters=True)
+    assert recurrent.affine is False
+
+
 def test_a_small_loss_hides_no_mismatch(double):
-    model, (x, y) = OfOtherMaps(), float_data(3, 5)
+    class Hidden(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.bias = (
+                nn.Parameter(torch.randn(3, 3) / 2),
+                nn.Parameter(torch.ones(3)),
+            )
+
+        def forward(self, inputs, state=None):
+            h = torch.zeros_like(inputs[0]) if state is None else state
+            out = []
+            for x in inputs:
+                h = torch.tanh(x + h @ self.weight.H + self.bias)
+                out.append(h)
+            return torch.stack(out), h
+
+    model, (x, y) = Hidden(), float_data(3, 3)
     recurrent = as_recurrent(model)
     at.probe(recurrent, lambda o, t: 1e-9 * MSE(o, t), x, y, parameters=True)
     assert recurrent.affine is False

@@ -189,6 +189,16 @@ def test_a_k_on_its_way_up_is_held_back_and_not_too_small_a_k_max():
     assert not control.decision.outcome.met
 
 
+def test_a_wrapper_keeps_what_the_wrapped_controller_could_not_do():
+    rule = at.BiasTolerance(0.1, k_max=10, window=60)
+    (control,) = run(at.Limited(rule, 1, 5), [0.9])
+    assert control.inner.decision.outcome is at.Outcome.BEYOND_MAXIMUM
+    assert (control.k, control.decision.outcome) == (5, at.Outcome.BEYOND_MAXIMUM)
+    assert control.decision.message.startswith(control.inner.decision.message)
+    assert "held at 5" in control.decision.message
+    assert control.decision.relative_bias > control.inner.decision.relative_bias
+
+
 def test_smoothing_leaves_lags_alone_that_only_one_estimate_resolved():
     norms = np.where(np.arange(61)[:, None] < 30, profile(0.5).state_norms, 0.0)
     ends = at.LagProfile(norms, {"h": norms}, np.cumsum(norms[:, :4], axis=0))

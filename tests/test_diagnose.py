@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -201,7 +202,13 @@ def test_the_figure_shows_the_norms_that_were_fitted():
     mean = next(line for line in axes.lines if line.get_label() == "mean")
     np.testing.assert_allclose(mean.get_ydata(), found.profile.contributions.mean)
     assert "c_k" in axes.get_ylabel()
-    assert len(found.notes) == len(set(found.notes))
+    assert found.to_dict()["mean"] == found.profile.contributions.mean.tolist()
+
+
+def test_what_holds_for_every_delta_is_said_once():
+    found = report()
+    none = replace(found.decisions[0], outcome=at.Outcome.NO_BOUND, message="there is no bound")
+    assert replace(found, decisions=(none, none)).notes.count("there is no bound") == 1
 
 
 def test_deltas_are_checked_before_anything_is_measured():

@@ -242,6 +242,8 @@ def test_a_single_step_does_not_decide_for_the_fast_path():
     fast, slow = (at.probe(model, F.mse_loss, x, y, resets=resets, fused=f) for f in (True, False))
     np.testing.assert_allclose(fast.state_norms, slow.state_norms, rtol=1e-5)
     recurrent = at.as_recurrent(StepByStep())
+    at.probe(recurrent, F.mse_loss, x[:2], y[:2])
+    assert recurrent.fused is None
     at.probe(recurrent, F.mse_loss, x[:2], y[:2], parameters=True)
     assert recurrent.fused is None
     at.probe(recurrent, F.mse_loss, x, y, parameters=True)

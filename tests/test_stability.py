@@ -76,6 +76,58 @@ class Once(nn.Module):
         return state[None], state
 
 
+class Beside(Once):
+    """The same beside a residual, by a kernel that says nothing of second derivatives."""
+
+    class Kernel(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, h, weight):
+            return Once.Kernel.forward(ctx, x, h, weight)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            out, h, weight = ctx.saved_tensors
+            inner = gradient.detach() * (1 - out * out).detach()
+            return tuple(g.detach() for g in (inner, inner @ weight, inner.T @ h))
+
+    def forward(self, inputs, state=None):
+        state = torch.zeros_like(inputs[0]) if state is None else state
+        state = 0.3 * state + 0.7 * self.Kernel.apply(inputs[0], state, self.weight)
+        return state[None], state
+
+
+def test_a_kernel_whose_second_derivative_is_missing_beside_one_that_is_not():
+    torch.manual_seed(0)
+    model = Beside()
+    state, x = torch.randn(4, 6), torch.randn(1, 4, 6)
+    found = jacobian_norms(at.as_recurrent(model), x, state)
+    slopes = 1 - torch.tanh(x[0] + state @ model.weight.T) ** 2
+    jacobian = 0.3 * torch.eye(6) + 0.7 * slopes[:, :, None] * model.weight
+    expected = torch.linalg.matrix_norm(jacobian, 2).double()
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=0.0)
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e4])
+def test_differences_are_as_wide_as_the_state_is_large(size):
+    class Linear(Once):
+        class Kernel(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, h, weight):
+                ctx.save_for_backward(weight)
+                return h @ weight.T
+
+            @staticmethod
+            @once_differentiable
+            def backward(ctx, gradient):
+                return None, gradient @ ctx.saved_tensors[0], None
+
+    torch.manual_seed(0)
+    model = Linear()
+    found = jacobian_norms(at.as_recurrent(model), torch.zeros(1, 4, 6), size * torch.randn(4, 6))
+    expected = torch.linalg.matrix_norm(model.weight, 2).double().expand(4)
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=0.0)
+
+
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-4), (torch.float32, 1e-2)])
 def test_a_kernel_that_can_be_differentiated_only_once(dtype, rtol):
     torch.manual_seed(0)

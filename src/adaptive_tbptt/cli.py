@@ -251,14 +251,9 @@ def diagnose(
 ) -> None:
     """Say which K each tolerance needs, and draw the decay curve."""
     from .diagnose import diagnose as run_diagnosis
-    from .experiments.config import GAUGES, nearest
     from .experiments.target import load_target
 
-    if gauge is not None and gauge not in GAUGES:
-        raise nearest(gauge, GAUGES, "gauge")
-    data, own = load_target(target, TASKS)
-    given = {"window": window, "burn_in": burn_in, "gauge": gauge and GAUGES[gauge]()}
-    how = {"window": 100} | own | {name: v for name, v in given.items() if v is not None}
+    data, how = load_target(target, TASKS, window, burn_in, gauge)
     report = run_diagnosis(*data, delta or (0.9, 0.5, 0.1), samples=samples, **how)
     report.figure(out)
     _out.print(str(report), highlight=False, markup=False, soft_wrap=True)

@@ -98,8 +98,8 @@ class Controller(ABC):
     def update(self, control: Control, profile: LagProfile) -> Control:
         """Return what holds after a probe; it may ask for another one with `wants_more`."""
 
-    def norms(self, profile: LagProfile) -> Array:
-        """`(lags, samples)`: the norms whose decay it fits; phi_k unless it says else."""
+    def norms(self, control: Control, profile: LagProfile) -> Array:
+        """`(lags, samples)`: the norms behind its last estimate, whose newest probe is given."""
         return profile.measured
 
     @abstractmethod
@@ -194,7 +194,7 @@ class BiasTolerance(Controller):
             # An answer that a few probes seem to give is not trusted: one looks until it comes.
             if probed < probes.budget and (probed % probes.fresh or len(evidence) < probes.budget):
                 return Control(control.k, control.decision, evidence=evidence, probed=probed)
-            profile = replace(profile, contributions=Contributions.concatenate(evidence))
+            profile = _with(profile, evidence)
         curve = self.gauge.bias(profile)
         decision = choose_truncation(
             curve,
@@ -209,19 +209,27 @@ class BiasTolerance(Controller):
             evidence = tuple(e.merged() for e in evidence)
         return Control(decision.k, decision, evidence=evidence, curve=curve)
 
-    def norms(self, profile: LagProfile) -> Array:
-        """What the gauge looks at."""
-        return self.gauge.norms(profile)
+    def norms(self, control: Control, profile: LagProfile) -> Array:
+        """What the gauge looked at: where it remembers probes, all of them."""
+        return self.gauge.norms(_with(profile, control.evidence))
 
     def assess(self, control: Control, k: int) -> TruncationDecision | None:
         """Tell the bias at k."""
         if control.curve is None:
             return None
+        chosen = control.decision
         found = choose_truncation(control.curve, delta=self.delta, k_min=k, k_max=k)
-        if found.outcome is not Outcome.BEYOND_MAXIMUM or control.k is None or k >= control.k:
+        if found.outcome.met or chosen is None:
             return found
-        message = (
-            f"k is held at {k}, where the bound is {found.relative_bias:.3g}; "
-            f"{control.k} was chosen for delta={self.delta:g}"
-        )
-        return replace(found, outcome=Outcome.HELD_BACK, message=message)
+        held = f"k is held at {k}, where the bound is {found.relative_bias:.3g}"
+        if chosen.outcome.met:
+            message = f"{held}; {chosen.k} was chosen for delta={self.delta:g}"
+            return replace(found, outcome=Outcome.HELD_BACK, message=message)
+        return replace(found, outcome=chosen.outcome, message=f"{chosen.message}; {held}")
+
+
+def _with(profile: LagProfile, evidence: tuple[Contributions, ...]) -> LagProfile:
+    """Return a profile that holds the contributions of several probes, if there are any."""
+    if not evidence:
+        return profile
+    return replace(profile, contributions=Contributions.concatenate(evidence))

@@ -20,7 +20,7 @@ from .model import LossFn, Nest, Recurrent, as_recurrent
 from .probe import alive_rows, check_reached, draw_segment, probe_segment
 from .profile import Array, LagProfile
 from .stability import Stability, classify
-from .stream import SequenceStream
+from .stream import SequenceStream, Stream
 from .truncation import Outcome, TruncationDecision, check_tolerance, choose_truncation
 from .uncertainty import Interval, Uncertainty
 from .undisturbed import undisturbed
@@ -113,7 +113,9 @@ class Diagnosis:
             "window": self.profile.window,
             "samples": self.profile.samples,
             "train": self.profile.train,
-            "mean": self.profile.mean.tolist(),
+            "mean": (self.profile.measured if self.norms is None else self.norms)
+            .mean(axis=1)
+            .tolist(),
             "component_beta": dict(self.component_beta),
             "choices": [
                 {
@@ -142,7 +144,7 @@ class Diagnosis:
 def diagnose(
     model: nn.Module | Recurrent,
     loss_fn: LossFn,
-    stream: SequenceStream | tuple[Nest, Nest],
+    stream: Stream | tuple[Nest, Nest],
     deltas: float | Sequence[float] = (0.9, 0.5, 0.1),
     window: int = 400,
     *,
@@ -185,7 +187,7 @@ def diagnose(
     [True, True, True]
     """
     recurrent = as_recurrent(model, batch_first=batch_first, state_batch_dim=state_batch_dim)
-    if not isinstance(stream, SequenceStream):
+    if not isinstance(stream, Stream):
         stream = SequenceStream(*stream, batch_first=recurrent.batch_first)
     k_max = window if k_max is None else k_max
     deltas = tuple(float(d) for d in np.atleast_1d(deltas))

@@ -197,15 +197,21 @@ def is_affine(
     recurrent.recorded = names
     if recurrent.affine is None:
         rows = torch.from_numpy(np.flatnonzero(rows_with_loss(segment, weigh))[:2])
+        if not len(rows):
+            return False
         parts = (segment.inputs, segment.targets)
         few = Segment(*(map_leaves(lambda x: x[-4:, rows.to(x.device)], part) for part in parts))
         start = select_rows(detach(state), rows, recurrent.dims(segment.inputs))
         recurrent.affine = True  # for now; a probe that finds otherwise says so
         options: dict[str, Any] = {"train": False, "parameters": True, "weigh": weigh}
-        ours, theirs = (
-            probe_segment(recurrent, loss_fn, few, start, fused=fused, **options).contributions
-            for fused in (True, False)
-        )
+        try:
+            ours, theirs = (
+                probe_segment(recurrent, loss_fn, few, start, fused=fused, **options).contributions
+                for fused in (True, False)
+            )
+        except Exception:
+            recurrent.affine = None  # nothing was found out
+            raise
         assert ours is not None
         assert theirs is not None
         least = 1e-6 * theirs.norms.max()  # of a gradient that is mostly cancelled
@@ -235,7 +241,7 @@ def rows_with_loss(segment: Segment, weigh: Weigh) -> NDArray[np.bool_]:
 def alive_rows(segment: Segment, weigh: Weigh, profile: LagProfile | None) -> NDArray[np.bool_]:
     """Tell which rows have a loss at the last step and do not start a sequence there.
 
-    Where a gradient did reach the state nothing is asked of the rows one by one.
+    For `check_reached`: where a gradient was seen there is nothing to check, and no row is asked.
     """
     if profile is not None and profile.state_norms[1].any():
         return np.ones(segment.rows, dtype=bool)

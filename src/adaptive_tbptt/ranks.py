@@ -95,7 +95,7 @@ class Ranks:
 
         Args:
             profile: of this rank's rows; None where all their targets are masked.
-            alive: `(rows,)`, true for rows whose last step did not start a sequence.
+            alive: `(rows,)`, from `alive_rows`.
             weight: how many losses this rank's last step held.
         """
         assert profile is not None

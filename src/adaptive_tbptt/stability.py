@@ -6,6 +6,7 @@ without being the first two: one step may stretch the state, yet the gradient de
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -178,18 +179,19 @@ def jacobian_norms(
             lambda x: torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x), state
         )
         history: list[Tensor] = []
+        twice = True  # whether a second derivative is to be had, and right
         for _ in range(iterations):
             v = _normalise(recurrent, v)
             directions = [
                 d for d, x in zip(leaves(v), leaves(state), strict=True) if x.requires_grad
             ]
-            along = _pushed(pullback, u, directions)
+            along = _pushed(pullback, u, directions) if twice else None
             if along is None:
-                along = _differences(recurrent, inputs, state, v, after)
+                twice, along = False, _differences(recurrent, inputs, state, v, after)
             history.append(_row_norms(recurrent, with_gradients(after, along)).detach())
             if len(history) >= 30 and bool((history[-1] <= history[-11] * (1 + tolerance)).all()):
                 break
-            v = with_gradients(
+            back = with_gradients(
                 state,
                 torch.autograd.grad(
                     stepped,
@@ -200,6 +202,10 @@ def jacobian_norms(
                     materialize_grads=True,
                 ),
             )
+            if twice and not _agree(_row_products(recurrent, v, back), history[-1] ** 2):
+                twice, history = False, []
+                continue
+            v = back
     return history[-1]
 
 
@@ -209,29 +215,35 @@ def _pushed(
     """Return J v, or None where J^T u cannot be differentiated with respect to u."""
     try:
         found = torch.autograd.grad(pullback, u, directions, retain_graph=True, allow_unused=True)
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError:  # marked as differentiable once, or nothing depends on the state
         return None
-    if all(g is None for g in found):
-        return None
-    return [torch.zeros_like(x) if g is None else g for g, x in zip(found, u, strict=True)]
+    return None if any(g is None for g in found) else list(found)
+
+
+def _agree(ours: Tensor, theirs: Tensor) -> bool:
+    """Whether <v, J^T J v> is |J v|^2: it is not where a kernel's second derivative is missing."""
+    return torch.allclose(ours, theirs, rtol=1e-2, atol=1e-6 * float(theirs.max()))
 
 
 def _differences(
     recurrent: Recurrent, inputs: Nest, state: State, v: State, after: State
 ) -> list[Tensor]:
     """Return J v from two more steps, for the leaves of `after` that carry a gradient."""
-    carried = [x.requires_grad for x in leaves(after)]
     width = max(torch.finfo(x.dtype).eps for x in leaves(after) if x.requires_grad) ** (1 / 3)
+    dims = sum(part.shape[1] for part in recurrent.components(state).values())
+    size = (_row_norms(recurrent, state).detach() / math.sqrt(dims)).clamp_min(1.0)
+    step = _times(recurrent, v, width * size)
 
-    def moved(sign: float) -> list[Tensor]:
-        shifted = map_leaves(
-            lambda x, d: x + sign * width * d if x.is_floating_point() else x, state, v
-        )
+    def moved(sign: float) -> State:
+        shifted = map_leaves(lambda x, d: x + sign * d if x.is_floating_point() else x, state, step)
         with torch.no_grad():
-            return leaves(recurrent.core(inputs, shifted)[1])
+            return recurrent.core(inputs, shifted)[1]
 
-    ahead, behind = moved(1.0), moved(-1.0)
-    return [(a - b) / (2 * width) for a, b, own in zip(ahead, behind, carried, strict=True) if own]
+    slope = _times(recurrent, map_leaves(torch.sub, moved(1.0), moved(-1.0)), 0.5 / (width * size))
+    carried = [x.requires_grad for x in leaves(after)]
+    return [x for x, own in zip(leaves(slope), carried, strict=True) if own]
 
 
 def contraction(module: nn.Module, largest: dict[nn.Module, float]) -> tuple[bool | None, str]:
@@ -305,20 +317,28 @@ def _largest_inputs(module: nn.Module) -> Iterator[dict[nn.Module, float]]:
             handle.remove()
 
 
+def _row_products(recurrent: Recurrent, a: State, b: State) -> Tensor:
+    pairs = zip(recurrent.components(a).values(), recurrent.components(b).values(), strict=True)
+    return torch.stack([(wide(x) * wide(y)).sum(dim=1) for x, y in pairs]).sum(dim=0)
+
+
 def _row_norms(recurrent: Recurrent, state: State) -> Tensor:
-    parts = recurrent.components(state).values()
-    return torch.stack([wide(p).square().sum(dim=1) for p in parts]).sum(dim=0).sqrt()
+    return _row_products(recurrent, state, state).sqrt()
 
 
 def _normalise(recurrent: Recurrent, state: State) -> State:
     norms = _row_norms(recurrent, state)
-    norms = torch.where(norms > 0.0, norms, 1.0)
+    return _times(recurrent, state, 1.0 / torch.where(norms > 0.0, norms, 1.0))
+
+
+def _times(recurrent: Recurrent, state: State, factors: Tensor) -> State:
+    """Multiply every row of a state by a number of its own."""
     dims = iter(recurrent.known_dims)
 
     def scale(leaf: Tensor) -> Tensor:
         dim = next(dims)
         if dim is None or not leaf.is_floating_point():
             return leaf
-        return leaf / per_row(norms.to(leaf), leaf, dim)
+        return leaf * per_row(factors.to(leaf), leaf, dim)
 
     return map_leaves(scale, state)

@@ -357,6 +357,7 @@ class Trainer:
         assert decision is not None  # it made the estimate
         profile = self.tbptt.profile
         assert profile is not None
+        norms = self.tbptt.controller.norms(self.tbptt.control, profile)
         self._log(
             {
                 "event": "estimate",
@@ -367,7 +368,7 @@ class Trainer:
                 "outcome": latest.outcome,
                 "delta": decision.delta,
                 "tau": decision.tau,
-                "decay": profile.brief(norms=self.tbptt.controller.norms(profile)),
+                "decay": profile.brief(norms=norms),
             }
         )
 

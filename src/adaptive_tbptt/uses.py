@@ -61,7 +61,7 @@ def squared_norms(uses: Iterable[Use]) -> Tensor:
         for a, b in combinations(same, 2):
             right = 1.0 if a.right is None or b.right is None else _inner(a.right, b.right)
             total = total + 2 * _inner(a.left, b.left) * right
-    return torch.as_tensor(total).clamp_min(0.0)
+    return total.clamp_min(0.0)
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ class Recorder(TorchFunctionMode):
         return id(x) in self._watched or id(x) in self._turned
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        if func in _TURNS and not kwargs and args[0].dim() == 2:
+        if func in _TURNS and id(args[0]) in self._watched and args[0].dim() == 2:
             self._turned[id(result)] = self._watched[id(args[0])]
             self._kept.append(result)
         elif func is F.linear:

@@ -56,9 +56,10 @@ class _Wrapper(Controller):
         decision = inner.decision if k == inner.k else self.controller.assess(inner, k)
         return Control(k, decision, inner=inner)
 
-    def norms(self, profile: LagProfile) -> Array:
-        """What the wrapped controller looks at."""
-        return self.controller.norms(profile)
+    def norms(self, control: Control, profile: LagProfile) -> Array:
+        """What the wrapped controller looked at."""
+        assert control.inner is not None
+        return self.controller.norms(control.inner, profile)
 
     def assess(self, control: Control, k: int) -> TruncationDecision | None:
         """Ask the wrapped controller."""
@@ -172,6 +173,10 @@ class Smoothed(_Wrapper):
     def change(self, k: int, before: int | None) -> int:
         """Leave k as it is."""
         return k
+
+    def norms(self, control: Control, profile: LagProfile) -> Array:
+        """The smoothed means, as one sample."""
+        return np.exp(np.asarray(control.memory))[:, None]
 
     def update(self, control: Control, profile: LagProfile) -> Control:
         """Scale every lag so that the means fall as their running geometric mean does."""

@@ -72,8 +72,9 @@ def summarise(cell: Cell, result: RunResult) -> dict[str, Any]:
             "last": found.fit.last,
             "component_beta": found.component_beta,
             "components": {
-                name: [_short(v) for v in np.nan_to_num(norms).mean(axis=1)]
-                for name, norms in found.profile.component_norms.items()
+                name: [_short(v) for v in np.nan_to_num(part).mean(axis=1)]
+                for name, part in found.profile.component_norms.items()
+                if found.norms is None  # beside norms of the parameters they would mislead
             },
         },
         "choices": [{"delta": d.delta, "k": d.k, "met": d.outcome.met} for d in found.decisions],

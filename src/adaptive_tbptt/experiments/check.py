@@ -12,6 +12,7 @@ import torch
 from ..backprop import default_weigh
 from ..check_bias import BiasCheck, check_bias
 from ..checkpoint import load, load_model
+from ..gauge import MeasuredGauge
 from ..measured_bias import losses_of
 from ..model import as_recurrent
 from ..probe import draw_segment, probe_segment
@@ -19,7 +20,7 @@ from ..profile import LagProfile
 from ..truncation import TruncationDecision, choose_truncation
 from .config import GAUGES, TrainConfig
 
-SKETCH = 1024  # what the gauges ask for in training
+SKETCH = MeasuredGauge().sketch
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,6 @@ def _profile(config: TrainConfig, model: Any, stream: Any, probes: int) -> LagPr
                 config.loss_fn,
                 segment,
                 burn_in=config.burn_in,
-                parameters=True,
                 sketch=SKETCH,
             )
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def _curves(
         values = np.array([cell["curves"][metric][:length] for cell in mine], dtype=float)
         values *= experiment.factors.get(metric, 1.0)
         if best:
-            values = np.minimum.accumulate(values, axis=1)
+            values = np.fmin.accumulate(values, axis=1)
         passes = np.array([cell["curves"][x][:length] for cell in mine], dtype=float)
         axes.plot(
             passes.mean(0),
@@ -187,9 +188,9 @@ def _decay(experiment: Experiment, cells: Cells) -> Figure:
     for i, draw in enumerate(decay["draws"]):
         axes.plot(lags, positive(draw), color="0.75", lw=0.7, label=None if i else "single losses")
     axes.plot(lags, positive(decay["mean"]), color=BLUE, lw=2, label="mean")
-    for (name, means), colour in zip(
-        decay.get("components", {}).items(), (ORANGE, GREEN, VERMILION, PURPLE, SKY), strict=False
-    ):
+    parts = list(decay.get("components", {}).items())
+    colours = cycle((ORANGE, GREEN, VERMILION, PURPLE, SKY))
+    for (name, means), colour in zip(parts if len(parts) > 1 else (), colours, strict=False):
         label = f"{name}: beta = {decay['component_beta'][name]:.4f}"
         axes.plot(np.arange(len(means)), positive(means), color=colour, lw=1.2, label=label)
     span = np.arange(decay["tau"], decay["last"] + 1)

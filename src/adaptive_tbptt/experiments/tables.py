@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 import statistics
 from collections import Counter
 from pathlib import Path
@@ -125,7 +126,7 @@ def _markdown(
 
 def _verdicts(cells: list[dict[str, Any]]) -> str:
     """Say how stable the runs ended."""
-    counts = Counter(cell["stability"].partition(":")[0] for cell in cells)
+    counts = Counter(re.split(r":| \(", cell["stability"])[0] for cell in cells)
     found = ", ".join(f"{verdict} ({count})" for verdict, count in counts.most_common())
     betas = [cell["decay"]["beta"] for cell in cells]
     return (

@@ -9,14 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import load, load_model
-from ..stream import SequenceStream
+from ..stream import Stream
+from .config import GAUGES, nearest
 from .report import load_run
 
 
-def load_target(target: str, tasks: dict[str, Any]) -> tuple[tuple[Any, Any, Any], dict[str, Any]]:
-    """Return model, loss and data of a target, and how it measures if it is a run."""
+def load_target(
+    target: str, tasks: dict[str, Any], window: int | None, burn_in: int | None, gauge: str | None
+) -> tuple[tuple[Any, Any, Any], dict[str, Any]]:
+    """Return model, loss and data of a target, and how to measure, as arguments of `diagnose`.
+
+    What is None is the run's own, or the default of `diagnose` but for a window of 100.
+    """
+    if gauge is not None and gauge not in GAUGES:
+        raise nearest(gauge, GAUGES, "gauge")
     if ":" in target and not Path(target).exists():
-        return _make(target), {}
+        kind = None if gauge is None else GAUGES[gauge]()
+        given = {"window": window or 100, "burn_in": burn_in, "gauge": kind}
+        return _make(target), {name: value for name, value in given.items() if value is not None}
     folder = Path(target)
     if not folder.is_dir():
         raise ValueError(
@@ -27,7 +37,8 @@ def load_target(target: str, tasks: dict[str, Any]) -> tuple[tuple[Any, Any, Any
     best = folder / "checkpoints" / "best.safetensors"
     model = config.model()
     load_model(model, load(best), best)
-    return (model, config.loss_fn, config.streams()["valid"]), config.measurement()
+    how = config.changed(window=window, burn_in=burn_in, gauge=gauge, k_max=window).measurement()
+    return (model, config.loss_fn, config.streams()["valid"]), how
 
 
 def _make(target: str) -> tuple[Any, Any, Any]:
@@ -40,9 +51,9 @@ def _make(target: str) -> tuple[Any, Any, Any]:
     made = factory()
     if not isinstance(made, tuple) or len(made) != 3:
         raise ValueError(f"{target} must return (model, loss_fn, stream)")
-    if not isinstance(made[2], SequenceStream | tuple | list):
+    if not isinstance(made[2], Stream | tuple | list):
         raise ValueError(
-            f"the stream of {target} must be a SequenceStream or a pair (inputs, targets), which "
-            f"random segments can be cut from; got a {type(made[2]).__name__}"
+            f"the stream of {target} must be a SequenceStream, a ChunkStream or a pair (inputs, "
+            f"targets), got {type(made[2]).__name__}"
         )
     return made
