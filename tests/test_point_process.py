@@ -274,6 +274,7 @@ def cell(setting, init, nll, rmse, zero_one, k=10):
         "repeats": [{"epoch": e, "k": [k], "relative_bias": [0.9 * delta]} for e in epochs[::4]],
         "decay": {"mean": [0.8**i for i in range(30)], "draws": [], "beta": 0.8, "tau": 20,
                   "last": 29},
+        "stability": "stable: ||W||=0.8",
         "origin": {"machine": "m", "python": "3", "torch": "2", "commit": "abc"},
     }  # fmt: skip
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptive_tbptt.experiments.cells import Cell, grid, write_json
+from adaptive_tbptt.experiments.cells import Cell, fingerprint, grid, write_json
 from adaptive_tbptt.experiments.ray_runner import _place, run_cells_on_ray
 from adaptive_tbptt.experiments.runner import run_cells
 
@@ -106,11 +106,12 @@ def numbers(folder, cell):
 def test_the_cells_are_those_of_the_local_executor_and_finished_ones_are_skipped(
     cluster, local, tmp_path
 ):
-    write_json(tmp_path / "cells" / f"{CELLS[0].name}.json", {"kept": 1})
+    kept = {"kept": 1, "config": fingerprint(CELLS[0].config)}
+    write_json(tmp_path / "cells" / f"{CELLS[0].name}.json", kept)
     said, work = [], tmp_path / "work"
     assert run_cells_on_ray(CELLS, tmp_path, work, address=cluster[0], say=said.append) == []
     assert said[0] == "1 of 3 cells are finished"
-    assert json.loads((tmp_path / "cells" / f"{CELLS[0].name}.json").read_text()) == {"kept": 1}
+    assert json.loads((tmp_path / "cells" / f"{CELLS[0].name}.json").read_text()) == kept
     for cell in CELLS[1:]:
         assert numbers(tmp_path, cell) == numbers(local, cell)
         assert any(text.startswith(f"{cell.name}: finished after") for text in said)

@@ -159,7 +159,7 @@ def _check_finished(cells: list[Cell], store: Path) -> None:
         path = store / f"{cell.name}.json"
         if not path.exists():
             continue
-        before, now = json.loads(path.read_text())["config"], fingerprint(cell.config)
+        before, now = json.loads(path.read_text()).get("config", {}), fingerprint(cell.config)
         differing = [
             f"{name}: {before.get(name)} there, {value} here"
             for name, value in now.items()
