@@ -202,7 +202,7 @@ def jacobian_norms(
                     materialize_grads=True,
                 ),
             )
-            if twice and not _agree(_row_products(recurrent, v, back), history[-1] ** 2):
+            if twice and not _agree(_row_products(recurrent, v, back), history[-1] ** 2, stepped):
                 twice, history = False, []
                 continue
             v = back
@@ -222,16 +222,21 @@ def _pushed(
     return None if any(g is None for g in found) else list(found)
 
 
-def _agree(ours: Tensor, theirs: Tensor) -> bool:
+def _agree(ours: Tensor, theirs: Tensor, stepped: list[Tensor]) -> bool:
     """Whether <v, J^T J v> is |J v|^2: it is not where a kernel's second derivative is missing."""
-    return torch.allclose(ours, theirs, rtol=1e-2, atol=1e-6 * float(theirs.max()))
+    rtol = max(1e-2, 16 * _resolution(stepped))  # bfloat16 has but eight bits
+    return torch.allclose(ours, theirs, rtol=rtol, atol=1e-6 * float(theirs.max()))
+
+
+def _resolution(tensors: list[Tensor]) -> float:
+    return max(torch.finfo(x.dtype).eps for x in tensors)
 
 
 def _differences(
     recurrent: Recurrent, inputs: Nest, state: State, v: State, after: State
 ) -> list[Tensor]:
     """Return J v from two more steps, for the leaves of `after` that carry a gradient."""
-    width = max(torch.finfo(x.dtype).eps for x in leaves(after) if x.requires_grad) ** (1 / 3)
+    width = _resolution([x for x in leaves(after) if x.requires_grad]) ** (1 / 3)
     dims = sum(part.shape[1] for part in recurrent.components(state).values())
     size = (_row_norms(recurrent, state).detach() / math.sqrt(dims)).clamp_min(1.0)
     step = _times(recurrent, v, width * size)
