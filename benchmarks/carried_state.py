@@ -106,14 +106,15 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     runs = given.out / "runs.csv"
     begun = runs.exists()
-    done = {tuple(line.split(",")[:3]) for line in runs.read_text().splitlines()} if begun else ()
+    done = {tuple(line.split(",")[:4]) for line in runs.read_text().splitlines()} if begun else ()
+    last = str(len(ks) // 10 * 10)
     with runs.open("a", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         if not begun:
             writer.writerow(["K", "state", "seed", "epoch", "best valid perplexity"])
         for seed in range(given.seeds):
             for windows in (exact, released):
-                if (setting, windows.__name__, str(seed)) in done:
+                if (setting, windows.__name__, str(seed), last) in done:
                     continue
                 for epoch, best in train(ks, windows, given.data, seed):
                     if epoch % 10 == 0:

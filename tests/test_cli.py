@@ -61,6 +61,9 @@ def test_a_run_leaves_config_metrics_checkpoints_figures_and_a_summary(tmp_path)
     assert "delta = 0.5" in (out / "config.toml").read_text()
     assert "test perplexity" in (out / "summary.md").read_text()
     assert "already holds a run" in train("--delta", "0.5", "--out", str(out), code=2)
+    figure = str(tmp_path / "figure.png")
+    short = call("diagnose", str(out), "--window", "3", "--samples", "16", "--out", figure)
+    assert "window 3" in short  # shorter than the k_init of the run
     again = train("--delta", "0.5", "--out", str(out), "--resume", "--epochs", "3")
     assert "after epoch" in again
     differs = train("--delta", "0.4", "--out", str(out), "--resume", code=2)

@@ -178,6 +178,16 @@ def test_what_a_wrapper_reports_rests_on_what_was_smoothed():
     assert rounded.decision.relative_bias < plain.decision.relative_bias
 
 
+def test_the_norms_behind_an_estimate_are_those_that_were_fitted():
+    smooth = at.Smoothed(TOLERANCE, weight=0.25)
+    *_, last = run(at.Bucketed(smooth), [0.5, 0.9])
+    norms = at.Bucketed(smooth).norms(last, profile(0.9, 1))
+    fit = at.fit_decay(norms.mean(axis=1))
+    assert fit.beta == pytest.approx(last.decision.beta)
+    *_, plain = run(TOLERANCE, [0.5, 0.9])
+    np.testing.assert_array_equal(TOLERANCE.norms(plain, profile(0.9, 1)), profile(0.9, 1).measured)
+
+
 def test_a_k_on_its_way_up_is_held_back_and_not_too_small_a_k_max():
     rule = at.BiasTolerance(0.1, k_max=50, window=60, k_init=2)
     (control,) = run(at.RateLimited(rule), [0.9])

@@ -285,6 +285,7 @@ def test_what_is_said_of_a_changed_k_rests_on_all_evidence():
     assert control.k == 8
     assert f"{32 * probes} samples" in control.decision.message
     assert control.decision.outcome is at.Outcome.UNRESOLVED
+    assert wrapped.norms(control, profile).shape == (10, 32 * probes)
 
 
 def test_a_gradient_in_one_coordinate_is_not_taken_for_a_limit_of_nan():

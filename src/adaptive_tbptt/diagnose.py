@@ -53,6 +53,11 @@ class Diagnosis:
     norms: Array | None = field(default=None, repr=False)
 
     @property
+    def fitted(self) -> Array:
+        """`(lags, samples)`: the norms whose decay was fitted."""
+        return self.profile.measured if self.norms is None else self.norms
+
+    @property
     def fit(self) -> DecayFit:
         """The fitted decay."""
         return self.bias.fit
@@ -113,9 +118,7 @@ class Diagnosis:
             "window": self.profile.window,
             "samples": self.profile.samples,
             "train": self.profile.train,
-            "mean": (self.profile.measured if self.norms is None else self.norms)
-            .mean(axis=1)
-            .tolist(),
+            "mean": self.fitted.mean(axis=1).tolist(),
             "component_beta": dict(self.component_beta),
             "choices": [
                 {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def summarise(cell: Cell, result: RunResult) -> dict[str, Any]:
     history, found = result.fit.history, result.diagnosis
     scores = [n for n in result.best if n.startswith(("valid_", "test_")) and n != "valid_loss"]
     columns = ("epoch", "data_passes", "seconds", *scores, "k", "relative_bias", "beta")
-    norms = found.profile.measured if found.norms is None else found.norms
+    norms = found.fitted
     return {
         "setting": cell.config.setting,
         "init": cell.init,
@@ -111,6 +112,12 @@ def read_cells(folder: Path) -> list[dict[str, Any]]:
 def score_of(cell: dict[str, Any], metric: str) -> float:
     """Return a metric of a finished cell; a perplexity that overflowed is kept as null."""
     return math.inf if cell[metric] is None else float(cell[metric])
+
+
+def deviation(values: list[float]) -> float | None:
+    """Return the standard deviation; None for a single value or where one overflowed."""
+    spread = len(values) > 1 and all(map(math.isfinite, values))
+    return statistics.stdev(values) if spread else None
 
 
 def _short(value: Any) -> Any:

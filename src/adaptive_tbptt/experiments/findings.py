@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from .cells import score_of
+from .cells import deviation, score_of
 from .paper import Experiment
 
 Cells = list[dict[str, Any]]
@@ -57,9 +57,7 @@ class Results:
 
     def deviation(self, setting: str) -> float:
         """Standard deviation of the test metric over initialisations; 0 with a single one."""
-        values = [score_of(cell, self.test) for cell in self.by_setting[setting]]
-        spread = len(values) > 1 and all(map(math.isfinite, values))
-        return statistics.stdev(values) if spread else 0.0
+        return deviation([score_of(c, self.test) for c in self.by_setting[setting]]) or 0.0
 
     def epochs_to(self, setting: str, level: float) -> float:
         """Mean number of epochs until the validation perplexity first falls below a level."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import re
 import statistics
 from collections import Counter
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_text
-from .cells import score_of
+from .cells import deviation, score_of
 from .paper import Experiment
 
 Row = dict[str, Any]
@@ -34,8 +33,7 @@ def rows(experiment: Experiment, cells: list[dict[str, Any]]) -> list[Row]:
             values = [factor * score_of(c, metric) for c in mine]
             printed = experiment.printed.get(setting, {}).get(metric)
             row[f"{metric}_mean"] = statistics.fmean(values)
-            spread = len(values) > 1 and all(map(math.isfinite, values))
-            row[f"{metric}_sd"] = statistics.stdev(values) if spread else None
+            row[f"{metric}_sd"] = deviation(values)
             row[f"{metric}_paper"], row[f"{metric}_paper_sd"] = printed or (None, None)
         ks = [k for cell in mine for k in cell["curves"]["k"]]
         row["k_least"], row["k_median"], row["k_largest"] = min(ks), statistics.median(ks), max(ks)

@@ -23,10 +23,11 @@ def load_target(
     """
     if gauge is not None and gauge not in GAUGES:
         raise nearest(gauge, GAUGES, "gauge")
+    options = {"window": window, "k_max": window, "burn_in": burn_in}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if ":" in target and not Path(target).exists():
-        kind = None if gauge is None else GAUGES[gauge]()
-        given = {"window": window or 100, "burn_in": burn_in, "gauge": kind}
-        return _make(target), {name: value for name, value in given.items() if value is not None}
+        own = {} if gauge is None else {"gauge": GAUGES[gauge]()}
+        return _make(target), {"window": 100} | own | given
     folder = Path(target)
     if not folder.is_dir():
         raise ValueError(
@@ -37,8 +38,8 @@ def load_target(
     best = folder / "checkpoints" / "best.safetensors"
     model = config.model()
     load_model(model, load(best), best)
-    how = config.changed(window=window, burn_in=burn_in, gauge=gauge, k_max=window).measurement()
-    return (model, config.loss_fn, config.streams()["valid"]), how
+    own = config.changed(gauge=gauge).measurement()
+    return (model, config.loss_fn, config.streams()["valid"]), own | given
 
 
 def _make(target: str) -> tuple[Any, Any, Any]:
