@@ -3,10 +3,12 @@
 The release trains in pieces of 500 steps. Between pieces its state misses K - 1 steps, and after
 the first window of a piece it sees K - 1 steps again. Both ways are trained here by a plain loop
 from one initialisation, with windows of 2K - 1 steps, losses on the last K. With `--like` K changes
-from epoch to epoch as it did in a finished cell, so that the slip comes at other places each time.
+from epoch to epoch as it did in a finished cell, so that the slip comes at other places each time;
+with `--delta` it is estimated at the start of every epoch.
 
     python benchmarks/carried_state.py --data FILE.npz
     python benchmarks/carried_state.py --data FILE.npz --like results/copy-fixed/cells/CELL.json
+    python benchmarks/carried_state.py --data FILE.npz --delta 0.9 --state released
 """
 
 from __future__ import annotations
@@ -15,18 +17,20 @@ import argparse
 import csv
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
+import adaptive_tbptt as at
 from adaptive_tbptt.experiments.run import make_optimizer
 from adaptive_tbptt.tasks.copy_data import read_arrays
-from adaptive_tbptt.tasks.copy_task import PRESETS
+from adaptive_tbptt.tasks.copy_task import PRESETS, CopyConfig
 
 PIECE = 500
+Windows = Callable[[int, int], Iterator[tuple[int, int, int]]]
 
 
 def exact(steps: int, k: int) -> Iterator[tuple[int, int, int]]:
@@ -51,14 +55,29 @@ def perplexity(model: Any, inputs: torch.Tensor, targets: torch.Tensor) -> float
     return math.exp(F.cross_entropy(logits.flatten(0, 1), targets.flatten().long()))
 
 
-def train(ks: list[int], windows: Any, data: str, seed: int) -> Iterator[tuple[int, float]]:
-    """Train an epoch with each K, and yield the best validation perplexity so far."""
-    config = PRESETS["paper"].changed(k=ks[0], seed=seed)
-    splits, model = read_arrays(Path(data)), config.model()
+def estimates(config: CopyConfig, model: torch.nn.Module) -> Iterator[int]:
+    """K of every epoch as Algorithm 1 has it: first K_0, then what a probe of the model says."""
+    stream = config.streams()["train"]
+    tbptt = at.AdaptiveTBPTT(
+        model, config.loss_fn, config.controller(), burn_in=config.burn_in, seed=config.seed
+    )
+    yield config.k_init
+    while True:
+        tbptt.estimate(stream)
+        assert tbptt.k is not None
+        yield tbptt.k
+
+
+def train(
+    config: CopyConfig, ks: list[int] | None, windows: Windows
+) -> Iterator[tuple[int, int, float]]:
+    """Train an epoch with each K; yield epoch, K and the best validation perplexity so far."""
+    assert config.data is not None
+    splits, model = read_arrays(Path(config.data)), config.model()
     train, valid = (tuple(map(torch.from_numpy, splits[name])) for name in ("train", "valid"))
     optimizer = make_optimizer(config, model)
     best = math.inf
-    for epoch, k in enumerate(ks, 1):
+    for epoch, k in zip(range(1, config.epochs + 1), ks or estimates(config, model), strict=False):
         for group in optimizer.param_groups:
             group["lr"] = config.lr * math.sqrt(k)
         state: Any = None
@@ -73,15 +92,16 @@ def train(ks: list[int], windows: Any, data: str, seed: int) -> Iterator[tuple[i
             optimizer.step()
             state = tuple(part.detach() for part in state)
         best = min(best, perplexity(model, *valid))
-        yield epoch, best
+        yield epoch, k, best
 
 
 def table(runs: Path) -> str:
     """Best validation perplexity so far, one row per epoch and one column per run."""
     found: dict[str, dict[str, str]] = {}
     with runs.open(newline="") as file:
-        for setting, state, seed, epoch, best in list(csv.reader(file))[1:]:
-            found.setdefault(epoch, {})[f"{setting}, {state}, {seed}"] = best
+        for setting, state, seed, epoch, k, best in list(csv.reader(file))[1:]:
+            shown = best if setting.startswith("K=") else f"{best} (K={k})"
+            found.setdefault(epoch, {})[f"{setting}, {state}, {seed}"] = shown
     columns = sorted({c for bests in found.values() for c in bests})
     lines = [["epoch", *columns], ["---"] * (len(columns) + 1)]
     lines += [[epoch, *(bests.get(c, "") for c in columns)] for epoch, bests in found.items()]
@@ -92,33 +112,44 @@ def table(runs: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True, help="the released arrays, fixed m (.npz)")
-    parser.add_argument("--k", type=int, default=10)
-    parser.add_argument("--like", type=Path, help="a cell (.json) whose K to use, epoch by epoch")
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--k", type=int, default=10)
+    chosen.add_argument("--like", type=Path, help="a cell (.json) whose K to use, epoch by epoch")
+    chosen.add_argument("--delta", type=float, help="estimate K, as the release does")
+    parser.add_argument("--state", choices=["exact", "released"], help="both by default")
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("results/carried-state"))
     given = parser.parse_args()
     torch.set_num_threads(1)
-    setting, ks = f"K={given.k}", [given.k] * given.epochs
+    config = PRESETS["paper"].changed(data=given.data, epochs=given.epochs)
+    ks: list[int] | None = None
     if given.like is not None:
         cell = json.loads(given.like.read_text())
-        setting, ks = cell["setting"], cell["curves"]["k"][: given.epochs]
+        setting, ks = f"K of {cell['setting']}", cell["curves"]["k"]
+        config = config.changed(k=ks[0], epochs=min(given.epochs, len(ks)))
+    elif given.delta is not None:
+        setting, config = f"delta={given.delta:g}", config.changed(delta=given.delta)
+    else:
+        setting, ks = f"K={given.k}", [given.k] * given.epochs
+        config = config.changed(k=given.k)
+    ways = [w for w in (exact, released) if given.state in (None, w.__name__)]
     given.out.mkdir(parents=True, exist_ok=True)
     runs = given.out / "runs.csv"
     begun = runs.exists()
     done = {tuple(line.split(",")[:4]) for line in runs.read_text().splitlines()} if begun else ()
-    last = str(len(ks) // 10 * 10)
+    last = str(config.epochs // 10 * 10)
     with runs.open("a", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         if not begun:
-            writer.writerow(["K", "state", "seed", "epoch", "best valid perplexity"])
+            writer.writerow(["setting", "state", "seed", "epoch", "K", "best valid perplexity"])
         for seed in range(given.seeds):
-            for windows in (exact, released):
+            for windows in ways:
                 if (setting, windows.__name__, str(seed), last) in done:
                     continue
-                for epoch, best in train(ks, windows, given.data, seed):
+                for epoch, k, best in train(config.changed(seed=seed), ks, windows):
                     if epoch % 10 == 0:
-                        row = [setting, windows.__name__, seed, epoch, f"{best:.4f}"]
+                        row = [setting, windows.__name__, seed, epoch, k, f"{best:.4f}"]
                         writer.writerow(row)
                         file.flush()
                         print(*row, flush=True)
