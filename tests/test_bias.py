@@ -101,3 +101,19 @@ def test_given_norms_count_at_every_k_and_the_bound_decays_on_beyond_the_window(
     best = 3.0 - 0.5**8
     np.testing.assert_allclose(bias.relative, 0.5**k / best, rtol=1e-10)
     assert bias.relative_at(30) == pytest.approx(0.5**30 / best, rel=1e-10)
+
+
+@pytest.mark.parametrize("bad", [np.nan, -5.0, np.inf])
+def test_what_is_no_norm_is_refused(bad):
+    phi = 0.5 ** np.arange(11.0)
+    fit = at.fit_decay(phi)
+    broken = phi.copy()
+    broken[3] = bad
+    with pytest.raises(ValueError, match=r"phi must be finite norms, got .* at lag 3"):
+        at.bias_bound(broken, fit)
+    with pytest.raises(ValueError, match="gradient_norms must be finite norms"):
+        at.bias_bound(phi, fit, broken)
+    unseen = np.array([np.nan, *phi[1:]])
+    assert np.isfinite(at.bias_bound(unseen, fit).absolute).all()
+    with pytest.raises(ValueError, match="number of lags"):
+        at.bias_bound(phi, fit).relative_at(-1)

@@ -2,7 +2,14 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import adaptive_tbptt as at
 
@@ -93,9 +100,66 @@ def test_a_data_loader_of_consecutive_chunks():
     assert torch.equal(stream.read(60).inputs, x.flatten(0, 1))
     with pytest.raises(ValueError, match="shuffles"):
         at.ChunkStream(DataLoader(TensorDataset(x, y), batch_size=None, shuffle=True))
-    for sampler in (RandomSampler(range(6)), SubsetRandomSampler(range(6))):
+    whole = DistributedSampler(range(6), num_replicas=1, rank=0, shuffle=False)
+    at.ChunkStream(DataLoader(TensorDataset(x, y), sampler=whole))
+    for sampler in (
+        RandomSampler(range(6)),
+        SubsetRandomSampler(range(6)),
+        WeightedRandomSampler([1.0] * 6, 6),
+        DistributedSampler(range(6), num_replicas=1, rank=0),
+    ):
         with pytest.raises(ValueError, match="shuffles"):
             at.ChunkStream(DataLoader(TensorDataset(x, y), sampler=sampler))
+
+
+def test_a_run_that_is_resumed_where_an_estimate_is_due_probes_the_same_steps():
+    _, parts = pieces((10,) * 12)
+    model = nn.GRU(2, 4)
+
+    def new():
+        control = at.BiasTolerance(delta=0.3, k_max=8, window=12, k_init=4)
+        tbptt = at.AdaptiveTBPTT(
+            model, F.mse_loss, control, losses=10, burn_in=0, estimate_every=50
+        )
+        return tbptt, at.ChunkStream(parts)
+
+    tbptt, stream = new()
+    for i, window in enumerate(tbptt.windows(stream)):
+        window.backward()
+        if i == 4:
+            saved = tbptt.state_dict(), stream.state_dict()
+    other, stream = new()
+    other.load_state_dict(saved[0])
+    stream.load_state_dict(saved[1])
+    for window in other.windows(stream):
+        window.backward()
+    assert other.history == tbptt.history
+    assert len(tbptt.history) == 2
+
+
+def test_a_loader_draws_its_random_numbers_when_it_is_read():
+    loader = DataLoader(TensorDataset(torch.zeros(2, 5, 1, 2), torch.zeros(2, 5, 1)))
+    before = torch.get_rng_state()
+    stream = at.ChunkStream(loader)
+    stream.rewind()
+    stream.load_state_dict(stream.state_dict())
+    assert torch.equal(torch.get_rng_state(), before)
+    stream.available(1)
+    assert not torch.equal(torch.get_rng_state(), before)
+
+
+def test_to_rewind_twice_is_to_rewind_once():
+    readings = []
+
+    def source():
+        readings.append(len(readings))
+        yield torch.full((5, 1, 2), float(readings[-1])), torch.zeros(5, 1)
+
+    stream = at.ChunkStream(source)
+    for epoch in range(3):
+        assert stream.read(5).inputs.unique().tolist() == [epoch]
+        stream.rewind()
+        stream.rewind()
 
 
 def test_sources_that_cannot_be_right():

@@ -190,7 +190,7 @@ def test_a_signal_to_stop_writes_a_checkpoint_and_exits_with_130(tmp_path, numbe
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert "interrupted; --resume" in errors
+    assert "interrupted; train --resume" in errors
     assert (tmp_path / "run" / "checkpoints" / "last.safetensors").exists()
 
 

@@ -154,6 +154,27 @@ def test_the_rest_of_an_epoch_compiles_nothing():
     assert graphs.count == before > 0
 
 
+def test_a_trainer_compiles_windows_and_whole_pieces_of_validation_alone(tmp_path):
+    eager, model = twins(Leaky)
+    graphs = Graphs()
+    stream = at.SequenceStream(*data())
+
+    def fit(net, folder, **options):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        trainer = at.Trainer(
+            net, F.mse_loss, optimizer, at.FixedTruncation(8), run_dir=folder, eval_chunk=20,
+            show=False, tensorboard=False,
+        )  # fmt: skip
+        trainer.fit(stream, stream, **options)
+        return trainer
+
+    trainer = fit(torch.compile(model, backend=graphs), tmp_path, epochs=1)
+    # A window with no state, with one and after a context; 20 steps with none and with one.
+    assert graphs.count <= 5
+    trainer.load_best()
+    fit(eager, tmp_path, epochs=2, resume=True)  # its checkpoint is that of the model inside
+
+
 def test_core_and_head_of_a_compiled_model_run_compiled():
     # Attributes of what torch.compile returns are the original's: calling them compiles nothing.
     graphs = Graphs()

@@ -1,3 +1,6 @@
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -111,6 +114,16 @@ def test_a_geometric_curve_gives_its_own_rate(beta, scale):
 def test_the_rate_does_not_depend_on_the_scale(scale):
     curve = noisy().mean(axis=1)
     assert at.fit_decay(scale * curve).log_beta == pytest.approx(at.fit_decay(curve).log_beta)
+
+
+@pytest.mark.parametrize(
+    ("beta", "shown"),
+    [(0.5, "0.5"), (0.98765, "0.9877"), (0.9999642, "0.999964"), (1.0000023, "1.000002"),
+     (1.0, "1"), (1.23456, "1.235"), (math.inf, "inf"), (0.0, "0")],
+)  # fmt: skip
+def test_the_printed_rate_tells_on_which_side_of_one_it_is(beta, shown):
+    fit = replace(at.fit_decay([1.0, 0.5, 0.25]), beta=beta)
+    assert fit.rate == shown
 
 
 def test_a_fraction_of_the_window_is_rounded_down_but_not_by_rounding_errors():

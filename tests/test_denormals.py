@@ -48,6 +48,7 @@ def test_probe_and_training_flush_inside_only():
         lambda g: hooked.append(is_flushing())
     )
     window.backward()
-    assert seen == [True, True]
+    assert len(seen) >= 2  # what is taken for granted of a loss is looked at, too
+    assert all(seen)
     assert hooked == [True]  # the backward pass itself, in the thread it runs in
     assert not is_flushing()

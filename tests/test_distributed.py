@@ -19,6 +19,7 @@ from adaptive_tbptt import checkpoint
 from adaptive_tbptt.ranks import Ranks, present_ranks
 
 from .oracle import CoreHead
+from .test_learned_loss import Scaled
 
 STEPS, ROWS, CLASSES = 90, 5, 4
 CONTROL = at.BiasTolerance(delta=0.3, k_min=2, k_max=12, window=12)
@@ -164,6 +165,48 @@ def test_alone_there_is_nothing_to_do():
         [False, True],
         "a",
     )
+
+
+def train_a_loss():
+    """Train a model together with its loss."""
+    torch.manual_seed(3)
+    model, loss = nn.GRU(3, 4).double(), Scaled().double()
+    x = torch.randn(40, ROWS, 3, dtype=torch.float64)
+    stream = at.SequenceStream(x, x.new_ones(40, ROWS, 4) * torch.arange(ROWS)[:, None])
+    optimizer = torch.optim.SGD([*model.parameters(), *loss.parameters()], lr=0.1)
+    tbptt = at.AdaptiveTBPTT(model, loss, at.FixedTruncation(5))
+    for window in tbptt.windows(stream):
+        window.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return ([p.detach() for p in tbptt.parameters],)
+
+
+def test_the_parameters_of_a_loss_are_shared_too(tmp_path):
+    assert_close(on_ranks(tmp_path, 2, train_a_loss)[0], train_a_loss()[0])
+
+
+def sparse():
+    """Return the sentence that a sparse gradient gives."""
+
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.layer = nn.Embedding(4, 3, sparse=True), nn.GRU(3, 4)
+
+        def forward(self, x, state):
+            return self.layer(self.words(x), state)
+
+    stream = at.SequenceStream(torch.zeros(9, 2, dtype=torch.long), torch.zeros(9, 2, 4))
+    try:
+        for window in at.AdaptiveTBPTT(Words(), F.mse_loss, at.FixedTruncation(2)).windows(stream):
+            window.backward()
+    except ValueError as error:
+        return [], str(error)
+
+
+def test_a_sparse_gradient_is_refused(tmp_path):
+    assert "nn.Embedding(sparse=False)" in on_ranks(tmp_path, 2, sparse)[1]
 
 
 def too_few_rows():

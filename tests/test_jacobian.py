@@ -132,3 +132,26 @@ def test_a_kernel_that_can_be_differentiated_only_once(dtype, rtol):
     slopes = 1 - torch.tanh(x[0] + state @ model.weight.T) ** 2
     expected = torch.linalg.matrix_norm(slopes[:, :, None] * model.weight, 2)
     torch.testing.assert_close(found, expected.double(), rtol=rtol, atol=0.0)
+
+
+def test_a_clock_without_rows_is_no_part_of_a_rows_state():
+    class Clocked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.map, self.rate = nn.Linear(7, 4), nn.Parameter(torch.full((4,), 0.3))
+
+        def forward(self, x, state):
+            rows = x.shape[1]
+            h, t = state or (x.new_zeros(rows, 4), torch.zeros(()))
+            out = []
+            for one in x:
+                h = torch.tanh(0.5 * self.map(torch.cat([one, h], 1)) + torch.sin(self.rate * t))
+                t = t + 1
+                out.append(h)
+            return torch.stack(out), (h, t)
+
+    torch.manual_seed(0)
+    model, x = Clocked(), torch.randn(30, 4, 3)
+    largest = 0.5 * torch.linalg.matrix_norm(model.map.weight[:, 3:], 2)
+    fit = at.fit_decay([0.5**k for k in range(11)])
+    assert 0 < at.stability(model, x, fit, burn_in=5).jacobian_norm <= largest

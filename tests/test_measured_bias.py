@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import adaptive_tbptt as at
+from adaptive_tbptt.check_bias import _compare
 from adaptive_tbptt.contributions import Contributions
 from adaptive_tbptt.measured_bias import cut_weights, gradient_norm, measured_bias
 from adaptive_tbptt.squared_means import chance, quantile, squared_means
@@ -328,3 +331,19 @@ def test_bound_that_noise_hides_asks_for_more_and_uses_k_max():
     profile = at.LagProfile(np.ones((21, 64)), {}, np.zeros((21, 1)), contributions=c)
     choice = at.choose_truncation(at.ParameterGauge().bias(profile), delta=0.1, k_max=15, k_now=4)
     assert (choice.k, choice.outcome) == (15, at.Outcome.UNRESOLVED)
+
+
+@pytest.mark.parametrize("strength", [0.5, 0.8, 3.0])
+def test_limits_of_a_check_are_wrong_no_more_often_than_they_say(strength):
+    # A mean of this length in noise; the cut is half of it. At 0.5 a sixth is told from noise.
+    rng, sizes = np.random.default_rng(0), np.ones(16, np.int64)
+    mean = strength * np.eye(30)[0]
+    found = []
+    for _ in range(200):
+        noise = rng.normal(size=(16, 30))
+        whole, cut = mean + noise, 0.5 * mean + 0.1 * noise[:, ::-1]
+        options = {"k": 1, "losses": 1, "level": 0.9, "samples": 16, "window": 9}
+        found.append(_compare(whole.astype("f4"), cut.astype("f4"), sizes, **options))
+    assert sum(check.high < 0.5 for check in found) <= 15  # 10 at most, and luck
+    assert sum(check.low > 0.5 for check in found) <= 15
+    assert strength < 3.0 or all(math.isfinite(check.high) for check in found)

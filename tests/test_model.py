@@ -130,3 +130,34 @@ def test_a_counter_that_is_no_tensor_cannot_be_set_to_zero():
 def test_rows_mixed_in_a_way_that_equal_rows_would_not_show():
     with pytest.raises(ValueError, match="rows are not independent"):
         at.as_recurrent(Leaky(lambda x: x - x.mean(dim=1, keepdim=True))).dims(X)
+
+
+def test_a_learned_start_needs_to_be_told_also_while_it_is_zero():
+    class Begun(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.h0 = nn.GRU(3, 4), nn.Parameter(torch.zeros(1, 1, 4))
+
+        def forward(self, x, state):
+            if state is None:
+                state = self.h0.expand(1, x.shape[1], 4).contiguous()
+            return self.layer(x, state)
+
+    x = torch.randn(5, 2, 3)
+    with pytest.raises(ValueError, match="learns its start"):
+        at.as_recurrent(Begun()).initial_state(x)
+    assert not at.as_recurrent(nn.GRU(3, 4)).initial_state(x).any()
+
+
+def test_zeros_that_ask_for_a_gradient_are_not_learned():
+    class Fresh(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.GRU(3, 4)
+
+        def forward(self, x, state):
+            if state is None:
+                state = torch.zeros(1, x.shape[1], 4, requires_grad=True)
+            return self.layer(x, state)
+
+    assert not at.as_recurrent(Fresh()).initial_state(torch.randn(5, 2, 3)).any()

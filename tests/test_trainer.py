@@ -229,7 +229,7 @@ def test_a_window_that_will_not_fit_is_said_before_training(monkeypatch):
     from adaptive_tbptt import memory as module
 
     monkeypatch.setattr(module, "free_bytes", lambda device: 1000)
-    with pytest.warns(ResourceWarning, match="k_max=12 needs about"):
+    with pytest.warns(UserWarning, match="k_max=12 needs about"):
         build().fit(streams()[0], epochs=1)
 
 
@@ -284,3 +284,44 @@ def test_training_time_is_told_by_the_clock_that_was_given():
     trainer = build(clock=lambda: float(next(ticks)))
     trainer.fit(train, epochs=1)
     assert trainer.history[-1]["seconds"] == trainer.updates  # one tick a window
+
+
+def test_what_is_no_stream_is_refused_with_a_sentence():
+    pair = (torch.zeros(9, 2, 3), torch.zeros(9, 2, 2))
+    train, _ = streams()
+    for given in ((pair,), (train, pair)):
+        with pytest.raises(TypeError, match="expected a stream, got tuple"):
+            build().fit(*given, epochs=1)
+    with pytest.raises(TypeError, match="expected a stream, got tuple"):
+        at.evaluate(nn.GRU(3, 2), F.mse_loss, pair)
+    with pytest.raises(ValueError, match="eval_chunk must be at least 1"):
+        build(eval_chunk=0)
+
+
+def test_a_validation_that_is_never_finite_ends_patience():
+    x = torch.full((40, 4, 3), float("nan"))
+    trainer = build(patience=2)
+    result = trainer.fit(streams()[0], at.SequenceStream(x, x[..., :2]), epochs=9)
+    assert (result.stopped, result.epochs, result.best_epoch) == ("patience", 2, None)
+    with pytest.raises(at.TrainingError, match="no validation gave a finite loss"):
+        trainer.load_best()
+
+
+def test_an_epoch_without_a_target_ends_all_the_same():
+    model, loss = nn.GRU(3, 4), nn.CrossEntropyLoss(ignore_index=-1)
+    trainer = at.Trainer(
+        model, lambda out, target: loss(out.flatten(0, 1), target.flatten()),
+        torch.optim.SGD(model.parameters(), lr=0.1), at.FixedTruncation(5),
+        weigh=lambda targets: 0.0, show=False,
+    )  # fmt: skip
+    stream = at.SequenceStream(torch.randn(20, 2, 3), torch.full((20, 2), -1))
+    assert trainer.fit(stream, epochs=1).history[0]["train_loss"] is None
+
+
+def test_a_controller_of_ones_own_can_be_resumed(tmp_path):
+    class Mine(at.FixedTruncation):
+        __repr__ = at.Controller.__repr__
+
+    for epochs in (1, 2):
+        result = build(tmp_path, Mine(4)).fit(*streams(), epochs=epochs, resume=True)
+    assert result.epochs == 2

@@ -315,3 +315,56 @@ def test_accumulating_windows_adds_their_gradients():
         for n, g in gradients(model).items():
             total[n] += g / 4
     assert_same(together, total)
+
+
+class InPlace(nn.Module):
+    """A recurrence that writes into its state, as one may where nobody else holds it."""
+
+    def __init__(self, writes):
+        super().__init__()
+        torch.manual_seed(0)
+        self.affine, self.writes = nn.Linear(3, 4), writes
+
+    def forward(self, x, state):
+        h = x.new_zeros(x.shape[1], 4) if state is None else state
+        outputs = []
+        for step in self.affine(x):
+            h = h.mul_(0.9).add_(step) if self.writes else 0.9 * h + step
+            outputs.append(h.clone())
+        return torch.stack(outputs), h
+
+
+def test_a_model_may_write_into_its_state():
+    x, y = torch.randn(40, 2, 3), torch.randn(40, 2, 4)
+    found = []
+    for writes in (False, True):
+        tbptt = at.AdaptiveTBPTT(InPlace(writes), F.mse_loss, at.FixedTruncation(8))
+        losses = [w.backward().item() for w in tbptt.windows(at.SequenceStream(x, y))]
+        found.append([*losses, *at.probe(InPlace(writes), F.mse_loss, x, y, burn_in=10).mean])
+    assert found[1] == pytest.approx(found[0], rel=1e-6)
+
+
+def test_two_streams_at_a_time_are_refused():
+    a, b = (at.SequenceStream(torch.randn(40, 2, 3), torch.zeros(40, 2, 4)) for _ in range(2))
+    tbptt = at.AdaptiveTBPTT(nn.GRU(3, 4), F.mse_loss, at.FixedTruncation(10))
+    one, other = iter(tbptt.windows(a)), iter(tbptt.windows(b))
+    for windows in (one, other):
+        next(windows).backward()
+    with pytest.raises(ValueError, match="of another stream"):
+        next(one)
+
+
+@pytest.mark.parametrize("make", [nn.CrossEntropyLoss, nn.NLLLoss])
+def test_class_weights_weigh_pieces_as_the_loss_weighs_targets(make):
+    inner = make(weight=torch.tensor([1.0, 20.0, 0.5]), ignore_index=2)
+
+    class Flat(make):
+        def forward(self, out, target):
+            return inner(out.flatten(0, 1), target.flatten())
+
+    loss = Flat(weight=inner.weight, ignore_index=2)
+    targets = (torch.rand(50, 2) * 3).long()
+    stream = at.SequenceStream(torch.randn(50, 2, 3), targets)
+    model = nn.GRU(3, 3)
+    whole = at.evaluate(model, loss, stream, chunk=50)
+    assert at.evaluate(model, loss, stream, chunk=7) == pytest.approx(whole, rel=1e-5)

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from markdown.extensions.toc import slugify
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
@@ -96,7 +97,16 @@ def include(name: str) -> str:
         return ""
     folder = path.parent.relative_to(ROOT).as_posix()
     text = re.sub(r"^#", "##", path.read_text(), flags=re.MULTILINE)
+    # The stories of other tables are on the same page.
+    text = re.sub(
+        r"\]\((\.\./[\w-]+/README\.md)\)", lambda m: f"](#{anchor(path.parent / m[1])})", text
+    )
     return re.sub(r"\]\((?!https?:|#)([^)]+)\)", rf"]({folder}/\1)", text)
+
+
+def anchor(path: Path) -> str:
+    """Return the anchor of a page's title."""
+    return slugify(path.read_text().partition("\n")[0].lstrip("# "), "-")
 
 
 def tables() -> str:

@@ -12,12 +12,13 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from .assumptions import warn_of_cuts, warn_of_no_mean
 from .compiled import eager
 from .model import LossFn, Nest, Recurrent, slice_steps
 from .precision import forget_casts
-from .state import State, detach, leaves, reset_rows
+from .state import State, detach, leaves, map_leaves, reset_rows
 from .stream import Segment
 
 Weigh = Callable[[Nest], float]
@@ -50,6 +51,7 @@ def run(
     if resets is not None:
         cuts |= set(torch.nonzero(resets.any(dim=1)).flatten().tolist())
     inputs = recurrent.place(segment.inputs)
+    warn_of_cuts(recurrent, inputs)
     for start, stop in pairwise(sorted(cuts)):
         if resets is not None:
             initial = recurrent.initial_state(inputs)
@@ -100,32 +102,47 @@ def window_forward(
 
     Returns:
         The mean loss with its graph, the number of losses, and the detached state entering every
-        mark, the first loss, and the step after the window. Where a sequence starts among the
-        losses they are evaluated in pieces, and the pieces' means weighted by their losses.
+        mark, the first loss, and the step after the window.
     """
     forget_casts()
     state = detach(state)
     stops = {context, *marks} - {0}
     states: dict[int, State] = {}
-    parts: list[tuple[Tensor, float]] = []
+    read: list[Any] = []
     for piece in run(recurrent, segment, state, stops):
         if piece.stop in (*stops, segment.steps):  # not where a row happens to start anew
             states[piece.stop] = detach(piece.state)
         if piece.start >= context:
-            targets = slice_steps(segment.targets, piece.start, piece.stop)
-            weight = weigh(targets)
-            if weight > 0:
-                placed = recurrent.place(targets)
-                parts.append((recurrent.loss(loss_fn, piece.features, placed), weight))
-    total = sum(weight for _, weight in parts)
-    if len(parts) == 1:
-        loss = parts[0][0]
-    elif parts:
-        loss = torch.stack([value * (weight / total) for value, weight in parts]).sum()
+            read.append(piece.features)
+    targets = slice_steps(segment.targets, context, None)
+    weight = weigh(targets)
+    if weight > 0:
+        loss = loss_of_pieces(recurrent, loss_fn, read, targets, weigh)
     else:  # every target is masked: no loss, and a zero gradient
         held = [leaf.sum() for leaf in leaves(piece.state) if leaf.requires_grad]
         loss = torch.stack(held).sum() * 0 if held else torch.zeros((), requires_grad=True)
-    return WindowPass(loss, total, states)
+    return WindowPass(loss, weight, states)
+
+
+def loss_of_pieces(
+    recurrent: Recurrent, loss_fn: LossFn, read: list[Any], targets: Nest, weigh: Weigh
+) -> Tensor:
+    """Return the loss of consecutive pieces: one call of head and loss, wherever rows start anew.
+
+    Args:
+        recurrent: the model.
+        loss_fn: a mean over time and batch.
+        read: what the head reads, piece by piece.
+        targets: of all of them, on any device.
+        weigh: how many losses some targets hold.
+    """
+    features = read[0]
+    if len(read) > 1:
+        features = map_leaves(lambda *parts: torch.cat(parts, recurrent.time_dim), *read)
+    placed = recurrent.place(targets)
+    outputs = recurrent.head(features)
+    warn_of_no_mean(recurrent, loss_fn, outputs, placed, weigh)
+    return recurrent.loss_of(loss_fn, outputs, placed)
 
 
 def refuse_sums(loss_fn: LossFn) -> None:
@@ -138,13 +155,21 @@ def refuse_sums(loss_fn: LossFn) -> None:
 
 
 def default_weigh(loss_fn: LossFn) -> Weigh:
-    """Count every step of every row, less those a loss with `ignore_index` leaves out."""
-    ignored = getattr(loss_fn, "ignore_index", None)
+    """Count every step of every row, as a loss with `ignore_index` and class weights does.
+
+    A loss that is no module does not say what it ignores; torch's functions ignore -100.
+    """
+    ignored = getattr(loss_fn, "ignore_index", None if isinstance(loss_fn, nn.Module) else -100)
+    weighted = isinstance(loss_fn, nn.CrossEntropyLoss | nn.NLLLoss)
+    weights = getattr(loss_fn, "weight", None) if weighted else None
 
     def weigh(targets: Nest) -> float:
         first = leaves(targets)[0]
         if ignored is None or first.is_floating_point():
             return float(first.shape[0] * first.shape[1])
-        return float((first != ignored).sum())
+        counted = first != ignored
+        if weights is None:
+            return float(counted.sum())
+        return float(weights.to(first.device)[first[counted].long()].sum())
 
     return weigh

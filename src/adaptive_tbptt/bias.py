@@ -50,6 +50,8 @@ class BiasCurve:
 
     def relative_at(self, k: int) -> float:
         """Return Delta(k) for any k; beyond the window it falls as the fitted decay does."""
+        if k < 0:
+            raise ValueError(f"k is a number of lags, got {k}")
         beyond = max(k - self.window, 0)
         log_value = float(self.log_relative[min(k, self.window)])
         if beyond and math.isfinite(log_value):
@@ -86,14 +88,25 @@ def bias_bound(phi: ArrayLike, fit: DecayFit, gradient_norms: ArrayLike | None =
         raise ValueError(
             f"phi must be (window + 1,) with more than tau = {fit.tau} lags, got {values.shape}"
         )
+    _check(values, "phi")
     norms = None
     if gradient_norms is not None:
         norms = np.asarray(gradient_norms, dtype=np.float64)
+        _check(norms, "gradient_norms")
         if norms.shape != values.shape:
             raise ValueError(f"gradient_norms must be {values.shape} like phi, got {norms.shape}")
     log_beta = np.array([fit.log_beta])
     log_absolute, log_relative = log_bounds(values[:, None], log_beta, fit.tau, norms)
     return BiasCurve(log_absolute[:, 0], log_relative[:, 0], fit)
+
+
+def _check(norms: Array, name: str) -> None:
+    """Refuse what is no norm; at lag 0 NaN stands for one that was not measured."""
+    bad = ~(np.isfinite(norms) & (norms >= 0.0))
+    bad[:1] &= ~np.isnan(norms[:1])
+    if bad.any():
+        lag = int(np.flatnonzero(bad)[0])
+        raise ValueError(f"{name} must be finite norms, got {norms[lag]} at lag {lag}")
 
 
 def log_bounds(

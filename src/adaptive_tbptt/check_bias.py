@@ -18,11 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from .backprop import Weigh, advance, default_weigh, run, window_forward
+from .backprop import Weigh, advance, default_weigh, refuse_sums, run, window_forward
 from .compiled import eager
 from .denormals import flushed_denormals
 from .model import LossFn, Nest, Recurrent, as_recurrent
-from .squared_means import chance, groups_needed, quantile, spread, squared_means
+from .probe import refuse_batch_norm
+from .squared_means import chance, groups_needed, quantile, squared_means
 from .state import State, detach, join_rows, map_leaves
 from .stream import Segment, SequenceStream, Stream
 from .undisturbed import undisturbed
@@ -111,6 +112,8 @@ def check_bias(
     'kept'
     """
     recurrent = as_recurrent(model)
+    refuse_sums(loss_fn)
+    refuse_batch_norm(recurrent.module)
     if not isinstance(stream, Stream):
         stream = SequenceStream(*stream, batch_first=recurrent.batch_first)
     ks = [int(k)] if isinstance(k, Integral) else [int(one) for one in k]  # type: ignore[union-attr]
@@ -219,13 +222,21 @@ def _compare(
     samples: int,
     window: int,
 ) -> BiasCheck:
+    """Return the ratio of two estimated norms, with Fieller's limits (1954).
+
+    They are the ratios r for which |cut|^2 - r |whole|^2 may be zero. A ratio with an error of its
+    own would be too sure where the whole is hardly told from noise: it is told only if luck made it
+    large.
+    """
     of_whole, of_cut = (squared_means(v, sizes, blocks=1) for v in (whole, cut))
-    limit = quantile((1 + level) / 2, len(sizes))
-    if chance(whole) > (1 - level) / 2 or min(of_whole.value, *of_whole.without_group) <= 0.0:
+    w, c = float(of_whole.value), float(of_cut.value)
+    errors = np.cov(of_whole.without_group, of_cut.without_group, bias=True) * (len(sizes) - 1)
+    (ww, wc), (_, cc) = errors * quantile((1 + level) / 2, len(sizes)) ** 2
+    a, b = w**2 - ww, c * w - wc
+    if chance(whole) > (1 - level) / 2 or w <= 0.0 or a <= 0.0:
         return BiasCheck(k, losses, math.nan, 0.0, math.inf, level, samples, window)
-    ratio = float(of_cut.value / of_whole.value)
-    margin = limit * float(spread(of_cut.without_group / of_whole.without_group))
+    root = math.sqrt(max(b**2 - a * (c**2 - cc), 0.0))
     relative, low, high = (
-        math.sqrt(max(value, 0.0)) for value in (ratio, ratio - margin, ratio + margin)
+        math.sqrt(max(value, 0.0)) for value in (c / w, (b - root) / a, (b + root) / a)
     )
     return BiasCheck(k, losses, relative, low, high, level, samples, window)

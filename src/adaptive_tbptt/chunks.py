@@ -6,7 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from .state import map_leaves
 from .stream import Segment, Stream, time_first
@@ -39,11 +45,14 @@ class ChunkStream(Stream):
         self._source = source
         self._keep = 0
         self._length: int | None = None
-        self._begin()
+        self._begun = False
+        self._stale = True  # a loader may draw random numbers when it begins: not before it is read
+        self._held: list[Segment] = []
+        self._first = 0  # step number of the first step held
 
     def _begin(self) -> None:
         iterator = self._source() if callable(self._source) else iter(self._source)
-        if iterator is self._source and getattr(self, "_begun", False):
+        if iterator is self._source and self._begun:
             raise ValueError(
                 "the source of this stream can be read once only; for several epochs pass a "
                 "list, a DataLoader, or a function that returns an iterator"
@@ -51,9 +60,7 @@ class ChunkStream(Stream):
         self._begun = True
         self._iterator = iterator
         self._stale = False
-        self._held: list[Segment] = []
-        self._first = 0  # step number of the first step held
-        self.cursor = 0
+        self._held, self._first, self.cursor = [], 0, 0
 
     def _renew(self) -> None:
         if self._stale:
@@ -140,7 +147,7 @@ class ChunkStream(Stream):
 
     def rewind(self) -> None:
         """Start the source anew when it is next read; a source for one epoch is not asked twice."""
-        self._stale = bool(self.cursor or self._first)
+        self._stale = self._stale or bool(self.cursor or self._first)
         self.cursor = 0
 
     def state_dict(self, *, data: bool = False) -> dict[str, Any]:
@@ -163,13 +170,16 @@ class ChunkStream(Stream):
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Read the source again up to the saved cursor, unless the steps held were saved too."""
         if "held" in saved:
-            self._stale, self._first = False, saved["first"]
+            self._renew()
+            self._first = saved["first"]
             self._held = [Segment(*part) for part in saved["held"]]
             self._keep, self.cursor = saved["keep"], saved["cursor"]
             return
-        if self._end:
-            self._begin()
-        self._stale = False
+        self._stale = self._stale or self._end > 0
+        if not saved["end"]:  # nothing was read yet
+            self._keep, self.cursor = saved["keep"], saved["cursor"]
+            return
+        self._renew()
         while self._end < saved["end"] and self._pull():
             while self._first + self._held[0].steps <= saved["first"]:
                 self._first += self._held.pop(0).steps
@@ -186,7 +196,10 @@ class ChunkStream(Stream):
 def shuffles(loader: DataLoader[Any]) -> bool:
     """Tell whether a loader reads its data in random order."""
     samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
-    return any(isinstance(s, RandomSampler | SubsetRandomSampler) for s in samplers)
+    random = RandomSampler | SubsetRandomSampler | WeightedRandomSampler
+    return any(
+        isinstance(s, random) or (isinstance(s, DistributedSampler) and s.shuffle) for s in samplers
+    )
 
 
 def _join(parts: list[Segment]) -> Segment:

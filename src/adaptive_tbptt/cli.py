@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from .experiments.paper import EXPERIMENTS
 from .run_folder import TrainingError
 from .sentences import ERR, say_warning, sentences, set_debug
 from .tasks import copy_task, language_task, point_task
@@ -28,10 +29,6 @@ MODULES: dict[str, Any] = {
     "language": language_task,
     "point-process": point_task,
 }
-EXPERIMENT_NAMES = (
-    "copy-fixed", "copy-variable", "copy-optimisers", "ptb", "wikitext-2", "ptb-small",
-    "wikitext-2-small", "book-order", "copy-gauges", "ptb-small-gauges",
-)  # fmt: skip
 EXAMPLES = {
     "copy": "atbptt train copy --preset quick --delta 0.1 --out runs/mine",
     "language": "atbptt train language --preset ptb-small --data FOLDER --delta 0.1",
@@ -46,7 +43,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Truncated backpropagation through time with K chosen from a tolerated gradient bias.",
     epilog="Examples: `atbptt train copy --preset quick --delta 0.1`, "
-    "`atbptt reproduce copy-fixed --preset quick --jobs 2`, `atbptt diagnose runs/copy`",
+    "`atbptt reproduce copy-fixed --preset quick --jobs 2`, `atbptt diagnose runs/copy-delta-0.1`",
 )
 train_app = typer.Typer(no_args_is_help=True, help="Train a model on one of the paper's tasks.")
 app.add_typer(train_app, name="train")
@@ -98,6 +95,7 @@ def _add_train(task: str) -> None:
         from .experiments.config import preset_of
         from .experiments.report import SCORES, shown, write_report
         from .experiments.run import train_run
+        from .heap import keep_freed_memory
         from .ranks import present_ranks, process_group
 
         if (given["delta"] is None) == (given["k"] is None):
@@ -107,6 +105,7 @@ def _add_train(task: str) -> None:
         config = preset_of(MODULES[task].PRESETS, preset).changed(**given)
         setting = config.setting.replace("=", "-").lower()
         folder = out or Path("runs") / f"{task}-{setting}"
+        keep_freed_memory()
         with process_group(device) as own_device:
             leads = present_ranks().leads
             if leads and resume and not (folder / "config.toml").exists():
@@ -121,7 +120,7 @@ def _add_train(task: str) -> None:
             f"test {shown(best.get(f'test_{score}'))}, after epoch {result.fit.best_epoch}",
             highlight=False,
         )
-        _out.print(str(result.diagnosis), highlight=False, markup=False)
+        _out.print(str(result.diagnosis), highlight=False, markup=False, soft_wrap=True)
         _out.print(
             f"\nsummary: {folder / 'summary.md'}\npicture: {folder / 'run.png'}", highlight=False
         )
@@ -151,7 +150,7 @@ for _task in TASKS:
 @app.command(epilog="Example: `atbptt reproduce copy-fixed --preset quick --jobs 2`")
 @sentences
 def reproduce(
-    name: Annotated[str, typer.Argument(help=f"Which table: {', '.join(EXPERIMENT_NAMES)}.")],
+    name: Annotated[str, typer.Argument(help=f"Which table: {', '.join(EXPERIMENTS)}.")],
     preset: Annotated[str, typer.Option(help="paper (its budget) or quick (minutes).")] = "paper",
     inits: Annotated[int | None, typer.Option(help="Initialisations per setting.")] = None,
     jobs: Annotated[int, typer.Option(help="Cells side by side, one thread each.")] = 1,
@@ -197,13 +196,17 @@ def reproduce(
     if not tables_only:
         stamp = lambda text: _out.print(text, highlight=False, markup=False)  # noqa: E731
         work = work or Path("runs") / folder.name
+        waiting = [c for c in cells if not (folder / "cells" / f"{c.name}.json").exists()]
+        if waiting and executor == "local":
+            waiting[0].config.streams()  # or every cell would find out that the data are missing
         failed = run_cells(cells, folder, work, say=stamp)
     finished = read_cells(folder)
     if failed and not finished:
         raise TrainingError(f"all cells failed; {why_failed(work, failed[0])}")
     write_tables(chosen, finished, folder, command_of(chosen, preset, finished))
     write_figures(chosen, finished, folder)
-    _out.print((folder / "table.md").read_text("utf-8"), highlight=False, markup=False)
+    text = (folder / "table.md").read_text("utf-8")
+    _out.print(text, highlight=False, markup=False, soft_wrap=True)
     if failed:
         raise TrainingError(f"{len(failed)} cells failed: {', '.join(failed)}")
 
@@ -218,9 +221,11 @@ def findings(
     from .experiments.cells import read_cells
     from .experiments.findings import check_findings
     from .experiments.paper import experiment
+    from .experiments.tables import refuse_foreign
 
-    cells = read_cells(results or Path("results") / name)
-    for finding in check_findings(experiment(name), cells):
+    chosen, cells = experiment(name), read_cells(results or Path("results") / name)
+    refuse_foreign(chosen, cells, chosen.presets)
+    for finding in check_findings(chosen, cells):
         _out.print(str(finding), highlight=False, markup=False, soft_wrap=True)
 
 
@@ -255,8 +260,8 @@ def diagnose(
 
     data, how = load_target(target, TASKS, window, burn_in, gauge)
     report = run_diagnosis(*data, delta or (0.9, 0.5, 0.1), samples=samples, **how)
-    report.figure(out)
     _out.print(str(report), highlight=False, markup=False, soft_wrap=True)
+    report.figure(out)
     _out.print(f"\npicture: {out}", highlight=False)
 
 
@@ -301,8 +306,12 @@ def find_lr(
     k: Annotated[int | None, typer.Option(help="Fixed K to try them at; K_0 by default.")] = None,
     data: Annotated[str | None, typer.Option(help="Data of the task.")] = None,
     updates: Annotated[int, typer.Option(help="Updates per trial.")] = 300,
-    lowest: Annotated[int, typer.Option(help="Exponent of the smallest rate.")] = -3,
-    highest: Annotated[int, typer.Option(help="Exponent of the largest rate.")] = 2,
+    lowest: Annotated[
+        int, typer.Option(help="Exponent of the smallest rate.", min=-30, max=30)
+    ] = -3,
+    highest: Annotated[
+        int, typer.Option(help="Exponent of the largest rate.", min=-30, max=30)
+    ] = 2,
 ) -> None:
     """Choose the step size as the paper does: the largest power of ten that does not diverge."""
     from .experiments.config import nearest, preset_of
@@ -312,7 +321,11 @@ def find_lr(
         raise nearest(task, TASKS, "task")
     presets = MODULES[task].PRESETS
     base = preset_of(presets, preset or next(iter(presets)))
-    config = base.changed(k=k or base.k_init, data=data)
+    # Incomplete data will do: the losses are compared with each other, and none is published.
+    partial = {"partial": True} if hasattr(base, "partial") else {}
+    config = base.changed(k=base.k_init if k is None else k, data=data, **partial)
+    if lowest > highest:
+        raise ValueError(f"--lowest {lowest} is above --highest {highest}")
     best, trials = search(config, [10.0**e for e in range(lowest, highest + 1)], updates)
     table = Table("rate", "first loss", "last loss", "updates", "diverged")
     for t in trials:

@@ -56,6 +56,13 @@ class DecayFit:
         """Whether beta < 1, without which there is no bound."""
         return self.beta < 1.0
 
+    @property
+    def rate(self) -> str:
+        """Beta in digits enough to see on which side of 1 it is."""
+        apart = abs(1.0 - self.beta)
+        digits = 1 - math.floor(math.log10(apart)) if 0.0 < apart < 1e-3 else 4
+        return f"{self.beta:.{digits}g}"
+
 
 def fit_decay(
     phi: ArrayLike,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from .backprop import Weigh, default_weigh, refuse_sums, run
-from .model import LossFn, Recurrent, as_recurrent, slice_steps
+from .backprop import Weigh, default_weigh, loss_of_pieces, refuse_sums, run
+from .compiled import eager
+from .model import LossFn, Recurrent, as_recurrent
 from .precision import wide
 from .state import State, detach
-from .stream import Stream
+from .stream import Stream, require_stream
 from .undisturbed import undisturbed
 
 
@@ -44,6 +45,7 @@ def evaluate(
     1.0
     """
     refuse_sums(loss_fn)
+    require_stream(stream)
     recurrent = as_recurrent(model, batch_first=batch_first, state_batch_dim=state_batch_dim)
     weigh = default_weigh(loss_fn) if weigh is None else weigh
     return mean_loss(*evaluate_sum(recurrent, loss_fn, stream, chunk, weigh))
@@ -68,15 +70,17 @@ def evaluate_sum(
         while stream.available(stream.cursor + 1) > stream.cursor:
             segment = stream.read(chunk)
             stream.forget(stream.cursor)
-            for piece in run(recurrent, segment, state):
-                targets = slice_steps(segment.targets, piece.start, piece.stop)
-                weight = weigh(targets)
+            with eager(segment.steps != chunk or segment.resets is not None):
+                read = []
+                for piece in run(recurrent, segment, state):
+                    read.append(piece.features)
+                    state = detach(piece.state)
+                weight = weigh(segment.targets)
                 if weight > 0:
-                    loss = recurrent.loss(loss_fn, piece.features, recurrent.place(targets))
-                    loss = wide(loss)
-                    total = total.to(loss.device) + loss * weight
+                    loss = loss_of_pieces(recurrent, loss_fn, read, segment.targets, weigh)
+                    added = wide(loss) * weight
+                    total = total.to(added.device) + added
                     count += weight
-                state = detach(piece.state)
     stream.rewind()
     if before is not None:  # it was in use
         stream.load_state_dict(before)

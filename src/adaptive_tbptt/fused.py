@@ -20,7 +20,7 @@ from .parameter_lags import ParameterLags
 from .state import State, detach, leaves, map_leaves, select_rows
 from .undisturbed import undisturbed
 from .unroll import unroll
-from .uses import Recorder, Use
+from .uses import NotAffine, Recorder, Use
 
 
 class _Captured(Exception):
@@ -257,6 +257,9 @@ class LayerPass:
         uses = []
         for name, (left, right) in factors.items():
             parameter = getattr(self._layer, f"{name}_l{index}", None)
-            if parameter is not None and parameter.requires_grad:
-                uses.append(Use(parameter, left, right))
+            if parameter is None or not parameter.requires_grad:
+                continue
+            if not isinstance(parameter, nn.Parameter):  # weight dropout, weight normalisation
+                raise NotAffine(f"{name}_l{index} is computed from parameters")
+            uses.append(Use(parameter, left, right))
         return uses

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -31,8 +32,11 @@ def termination_as_interrupt() -> Iterator[None]:
 class DeferredInterrupt:
     """Turns the first SIGINT or SIGTERM into `pending`; the second interrupts at once.
 
-    A SIGTERM that somebody else listens to is left to them.
+    A SIGTERM that somebody else listens to is left to them. Processes that are forked meanwhile, by
+    a pool in a callback say, get the handlers from before: they would not end when told to.
     """
+
+    _open: ClassVar[list[DeferredInterrupt]] = []
 
     def __init__(self) -> None:
         self.pending = False
@@ -43,6 +47,7 @@ class DeferredInterrupt:
             self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._note)
             if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _interrupt):
                 self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._note)
+        self._open.append(self)
         return self
 
     def __exit__(
@@ -51,6 +56,10 @@ class DeferredInterrupt:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._open.remove(self)
+        self._restore()
+
+    def _restore(self) -> None:
         for number, handler in self._before.items():
             if handler is not None:  # None: not set by Python, so Python cannot set it again
                 signal.signal(number, handler)
@@ -59,3 +68,24 @@ class DeferredInterrupt:
         if self.pending:
             raise KeyboardInterrupt
         self.pending = True
+
+    @classmethod
+    def _hold(cls, how: int) -> None:
+        if cls._open:
+            signal.pthread_sigmask(how, {signal.SIGINT, signal.SIGTERM})
+
+    @classmethod
+    def _in_child(cls) -> None:
+        """Put every handler back before a signal that came meanwhile is let through."""
+        for interrupt in reversed(cls._open):
+            interrupt._restore()
+        cls._hold(signal.SIG_UNBLOCK)
+        cls._open.clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(
+        before=lambda: DeferredInterrupt._hold(signal.SIG_BLOCK),
+        after_in_parent=lambda: DeferredInterrupt._hold(signal.SIG_UNBLOCK),
+        after_in_child=DeferredInterrupt._in_child,
+    )

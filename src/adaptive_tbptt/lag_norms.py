@@ -10,7 +10,7 @@ from .decay import floor_of
 from .model import Recurrent
 from .precision import autocast_format, wide
 from .profile import Array, LagProfile
-from .state import map_leaves
+from .state import as_real, map_leaves
 from .unroll import Step
 
 
@@ -48,7 +48,7 @@ class LagNorms:
             for norms in self._norms.values():
                 norms[0] = np.nan
             return
-        norms, _ = _reduce(readout.detach().reshape(1, rows, -1), scale)
+        norms, _ = _reduce(as_real(readout.detach()).reshape(1, rows, -1), scale)
         if not np.isfinite(norms).all():
             raise ValueError(
                 "the gradient is NaN or infinite at lag 0, where the loss meets the model"

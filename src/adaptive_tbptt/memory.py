@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .backprop import Weigh, window_forward
+from .compiled import eager
 from .model import LossFn, Recurrent
 from .state import leaves
 from .stream import Segment, Stream
@@ -35,6 +36,7 @@ def activation_bytes(
     there |= {x.untyped_storage().data_ptr() for part in segment for x in leaves(part)}
     with (
         undisturbed(recurrent.module),
+        eager(),
         torch.enable_grad(),
         torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
     ):
@@ -99,15 +101,15 @@ def warn_of_memory(tbptt: AdaptiveTBPTT, train: Stream) -> None:
     needed = estimate_window_bytes(
         tbptt.recurrent,
         tbptt.loss_fn,
-        train.segment(start, stop),
+        tbptt.ranks.deal(train).segment(start, stop),
         k if tbptt.overlap else 0,
         tbptt.losses_per_window(k),
         tbptt.weigh,
     )
-    if needed > free:
+    if needed > free and tbptt.ranks.leads:
         warnings.warn(
             f"a window at k_max={k} needs about {needed / 2**30:.1f} GiB for its activations, "
             f"{free / 2**30:.1f} GiB are free: lower k_max or the batch size",
-            ResourceWarning,
+            UserWarning,
             stacklevel=3,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ class LossMeter:
         values = wide(torch.stack([loss for loss, _, _ in self._pending])).tolist()
         entries, self._pending = self._pending, []
         for value, (_, weight, step) in zip(values, entries, strict=True):
-            if value != value or value in (float("inf"), float("-inf")):
+            if not math.isfinite(value):
                 return step, value
             self.total += value * weight
             self.weight += weight

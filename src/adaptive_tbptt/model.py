@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from .compiled import compiled_parts, eager, plain
-from .precision import autocast_format, explain, wide
+from .layout import find_layout
+from .precision import explain
 from .state import (
     BatchDims,
     State,
-    batch_dims,
+    as_real,
     leaves,
     map_leaves,
     named_leaves,
-    pack,
     select_rows,
 )
 from .undisturbed import undisturbed
@@ -87,6 +87,9 @@ def check_finite(inputs: Nest) -> None:
 class Recurrent:
     """A recurrent module seen through `core`, `head` and `initial_state`, always time first.
 
+    A complex state is seen as pairs of real numbers: its gradient is then one of real numbers too,
+    of the same norm.
+
     Args:
         module: the user's module; it is used, never changed.
         batch_first: whether the module takes `(batch, time, ...)`. None asks the module's own
@@ -99,6 +102,8 @@ class Recurrent:
         affine: the same of recording how parameters are used, and of `recorded`.
         recorded: the names of the parameters that it was found out for.
         sketch: the random projection of the parameters' gradient, once one was drawn.
+        cuts_checked: whether `warn_of_cuts` has looked.
+        losses_seen: losses that `warn_of_no_mean` was shown.
     """
 
     def __init__(
@@ -129,6 +134,7 @@ class Recurrent:
         )
         self._compiled = compiled_parts(module, "core", "head") if self._splits else {}
         self._dims: BatchDims | None = None
+        self._complex: list[bool] | None = None  # of the leaves of the state
         self._start: State = None
         self._example: State = None
         self._home: Any = None
@@ -136,6 +142,13 @@ class Recurrent:
         self.affine: bool | None = None
         self.recorded: tuple[str, ...] | None = None
         self.sketch: Any = None
+        self.cuts_checked = False
+        self.losses_seen = 0
+
+    @property
+    def time_dim(self) -> int:
+        """The dimension of time in what the module returns."""
+        return 1 if self.batch_first else 0
 
     @property
     def has_features(self) -> bool:
@@ -149,18 +162,44 @@ class Recurrent:
         if self.batch_first:
             inputs = swap_time_and_batch(inputs)
         run: Any = self._part("core") if self._splits else self.module
-        own = map_leaves(lambda leaf: leaf, state)  # a list or dict that the module may fill anew
+        own = state if self._is_layer else self._copied(inputs, state)
         try:
             result = run(inputs, own)
         except RuntimeError as error:
             explain(error)
             raise
+        except (TypeError, AttributeError) as error:
+            if own is not None:
+                raise
+            raise TypeError(
+                f"{self.name} could not be called as (inputs, state) -> (outputs, state) with None "
+                f"for the initial state: {error}"
+            ) from error
         if not (isinstance(result, tuple) and len(result) == 2):
             raise TypeError(
-                f"{self._name} must return (outputs, state), got "
+                f"{self.name} must return (outputs, state), got "
                 f"{type(result).__name__}; wrap it in a module that returns the two"
             )
-        return result
+        outputs, state = result
+        if self._complex is None:
+            self._complex = [x.is_complex() for x in leaves(state)]
+        return outputs, as_real(state) if any(self._complex) else state
+
+    def _copied(self, inputs: Nest, state: State) -> State:
+        """Return a copy: a module of the user's may write into its state, which is needed again."""
+        if state is not None and self._complex is None:  # of a run that is gone on with
+            with undisturbed(self.module, train=False), torch.no_grad(), eager():
+                self.core(map_leaves(lambda leaf: leaf[:1, :1], inputs), None)
+        if not any(self._complex or ()):
+            return map_leaves(Tensor.clone, state)
+        flags = iter(self._complex or ())
+
+        def copied(leaf: Tensor) -> Tensor:
+            if not next(flags) or leaf.is_complex():
+                return leaf.clone()
+            return torch.view_as_complex(leaf.clone(memory_format=torch.contiguous_format))
+
+        return map_leaves(copied, state)
 
     def head(self, features: Any) -> Any:
         """Turn features into outputs; the identity where the module has no head."""
@@ -170,9 +209,13 @@ class Recurrent:
 
     def loss(self, loss_fn: LossFn, features: Any, targets: Nest) -> Tensor:
         """Evaluate head and loss; targets are time first and handed over in the model's layout."""
+        return self.loss_of(loss_fn, self.head(features), targets)
+
+    def loss_of(self, loss_fn: LossFn, outputs: Any, targets: Nest) -> Tensor:
+        """Evaluate the loss of outputs; see `loss`."""
         if self.batch_first:
             targets = swap_time_and_batch(targets)
-        value = loss_fn(self.head(features), targets)
+        value = loss_fn(outputs, targets)
         if not isinstance(value, Tensor) or value.numel() != 1:
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(
@@ -192,12 +235,12 @@ class Recurrent:
         rows = rows_of(inputs)
         own = getattr(self.module, "initial_state", None)
         if callable(own):
-            return own(rows)
+            return as_real(own(rows))
         if self._start is None:
             raise ValueError(
-                f"{self._name} does not start from zero and does not say from "
-                "what: pass state=, ask for burn_in >= 1, or give it a method "
-                "initial_state(rows)"
+                f"{self.name} does not start from zeros, learns its start, or carries what is no "
+                "tensor, and does not say what it starts from: pass state=, ask for burn_in >= 1, "
+                "or give it a method initial_state(rows)"
             )
         first = torch.zeros(rows, dtype=torch.long)
         return select_rows(self._start, first, self.dims(inputs))
@@ -277,7 +320,8 @@ class Recurrent:
                 )
 
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
+        """What the module's class is called."""
         return type(plain(self.module)).__name__
 
     def _part(self, name: str) -> Any:
@@ -288,48 +332,15 @@ class Recurrent:
         for x in inputs:
             state = self.module(x, state)
             hidden.append(state[0] if isinstance(state, tuple) else state)
-        return torch.stack(hidden, dim=1 if self.batch_first else 0), state
+        return torch.stack(hidden, dim=self.time_dim), state
 
     def _learn_layout(self, inputs: Nest) -> None:
-        """Run one step on one row and on two; compare the states that come out."""
         first = next(self.module.parameters(), None)
         home = None if first is None else (first.device, first.dtype)
         if self._dims is not None and self._home == home:
             return
         self._home, self.fused, self.affine = home, None, None
-        row = map_leaves(lambda leaf: leaf[:1, :1], inputs)
-        cast = autocast_format(self.device)
-        pair = map_leaves(lambda leaf: torch.cat([leaf[:1, :1], leaf[:1, -1:]], dim=1), inputs)
-        with undisturbed(self.module, train=False), torch.no_grad(), eager():
-            one, two = self.core(row, None)[1], self.core(pair, None)[1]
-            if not leaves(one):
-                raise ValueError(
-                    f"{self._name} returned a state without tensors: "
-                    "there is nothing to backpropagate through"
-                )
-            zero = map_leaves(torch.zeros_like, one)
-            self._start = zero if _close(self.core(row, zero)[1], one, cast) else None
-        if self.state_batch_dim is None:
-            dims = batch_dims(one, two)
-        else:
-            dims = [self.state_batch_dim] * len(leaves(one))
-            if any(x.dim() <= self.state_batch_dim for x in leaves(one)):
-                shapes = [tuple(x.shape) for x in leaves(one)]
-                raise ValueError(
-                    f"state_batch_dim={self.state_batch_dim} does not exist in a state of shapes "
-                    f"{shapes}"
-                )
-        if all(dim is None for dim in dims):
-            raise ValueError(
-                "no part of the state has a batch dimension: its rows are not independent"
-            )
-        alone = select_rows(two, torch.zeros(1, dtype=torch.long), dims)
-        if not _close(alone, one, cast):
-            raise ValueError(
-                "rows are not independent: a row's state changes with the rows beside it, so "
-                "the gradient of one loss cannot be told from that of the others"
-            )
-        self._dims, self._example = dims, one
+        self._dims, self._start, self._example = find_layout(self, inputs)
 
 
 def as_recurrent(
@@ -352,22 +363,3 @@ def as_recurrent(
             raise ValueError("the model is wrapped already, with another layout")
         return model
     return Recurrent(model, batch_first=batch_first, state_batch_dim=state_batch_dim)
-
-
-def _close(a: State, b: State, cast: torch.dtype | None) -> bool:
-    """Equal up to rounding: kernels may sum in another order for another batch size.
-
-    Under autocast a state in float32 may be no better than `cast`.
-    """
-
-    def close(x: Any, y: Any) -> bool:
-        if not isinstance(x, Tensor):
-            return bool(x == y)
-        formats = {x.dtype, y.dtype, cast or x.dtype}
-        eps = max((torch.finfo(f).eps for f in formats if f.is_floating_point), default=0.0)
-        rtol, atol = (1e-3, 1e-5) if eps < 1e-4 else (4 * eps, eps)
-        return x.shape == y.shape and torch.allclose(
-            wide(x), wide(y), rtol=rtol, atol=atol, equal_nan=True
-        )
-
-    return all(close(x, y) for x, y in zip(pack(a), pack(b), strict=True))

@@ -41,10 +41,23 @@ def _processor() -> str:
 
 @functools.cache
 def commit() -> str:
-    """Return the commit of the code, short."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
+    """Return the commit of the code, short; 'unknown' where the code is not under version control.
+
+    The code may be installed inside another project's repository, and may have been changed since.
+    """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        _git("ls-files", "--error-unmatch", Path(__file__).name)
+        changes = "+changes" if _git("status", "--porcelain", ".") else ""
+        return _git("rev-parse", "--short=12", "HEAD") + changes
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def _git(*command: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(Path(__file__).parent), *command],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return done.stdout.strip()

@@ -37,6 +37,12 @@ class ParameterLags:
         self.parameters = trained(recurrent.module)
         if not self.parameters:
             raise ValueError("no parameter of the model requires a gradient")
+        for name, parameter in self.parameters.items():
+            if parameter.is_complex():
+                raise TypeError(
+                    f"parameter '{name}' is complex: its gradient is measured where it is stored "
+                    "as pairs of real numbers (torch.view_as_real), or by a gauge of the state"
+                )
         self.rows, self.affine, self.scale = rows, affine, 1.0
         self._sketch = _sketch_of(recurrent, self.parameters, size) if size else None
         self._cuts = group_edges(rows)

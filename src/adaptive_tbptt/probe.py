@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from .backprop import Weigh, advance, default_weigh
+from .backprop import Weigh, advance, default_weigh, refuse_sums
 from .compiled import eager
 from .denormals import flushed_denormals
 from .lag_norms import LagNorms
@@ -19,7 +19,7 @@ from .model import LossFn, Nest, Recurrent, as_recurrent, check_finite, slice_st
 from .parameter_lags import ParameterLags
 from .profile import LagProfile
 from .segments import Segments
-from .state import State, detach, map_leaves, select_rows
+from .state import State, as_real, detach, map_leaves, select_rows
 from .stream import Segment, Stream, time_first
 from .undisturbed import undisturbed
 from .unreached import warn_of_unreached_parts
@@ -121,6 +121,7 @@ def probe_segment(
     weigh: Weigh | None = None,
 ) -> LagProfile:
     """Probe a time-first segment; see `probe`. The caller is to `check_reached`."""
+    refuse_sums(loss_fn)
     weigh = default_weigh(loss_fn) if weigh is None else weigh
     if torch.is_inference_mode_enabled():
         raise RuntimeError("inference mode makes no gradients: probe outside of it")
@@ -141,7 +142,7 @@ def probe_segment(
         eager(),
     ):
         mode = recurrent.module.training
-        _refuse_batch_norm(recurrent.module)
+        refuse_batch_norm(recurrent.module)
         state = _warm_up(recurrent, segment, state, burn_in)
         before = segment.between(burn_in, segment.steps - 1)
         step = segment.between(segment.steps - 1, segment.steps)
@@ -175,6 +176,7 @@ def _warm_up(recurrent: Recurrent, segment: Segment, state: State, burn_in: int)
     """Return the detached state after the burn-in."""
     recurrent.dims(segment.inputs)
     if state is not None:
+        state = as_real(state)
         recurrent.check_rows(state, segment.inputs)
     if burn_in:
         return advance(recurrent, segment.between(0, burn_in), state)
@@ -197,7 +199,7 @@ def is_affine(
     recurrent.recorded = names
     if recurrent.affine is None:
         rows = torch.from_numpy(np.flatnonzero(rows_with_loss(segment, weigh))[:2])
-        if not len(rows):
+        if len(rows) < 2:  # a single row does not tell steps from rows
             return False
         parts = (segment.inputs, segment.targets)
         few = Segment(*(map_leaves(lambda x: x[-4:, rows.to(x.device)], part) for part in parts))
@@ -220,12 +222,13 @@ def is_affine(
     return recurrent.affine
 
 
-def _refuse_batch_norm(module: nn.Module) -> None:
+def refuse_batch_norm(module: nn.Module) -> None:
+    """Refuse batch normalisation that would use the rows of a measurement for its statistics."""
     for name, part in module.named_modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training:
             raise ValueError(
                 f"'{name}' is batch normalisation in training mode: it makes the rows depend on "
-                "each other. Probe with train=False, or normalise otherwise (LayerNorm)"
+                "each other. Measure in eval mode, or normalise otherwise (LayerNorm)"
             )
 
 

@@ -17,7 +17,9 @@ INTERVAL = 10.0  # seconds between plain lines; arbitrary
 
 def describe(numbers: Mapping[str, Any], best: float | None, control: Control) -> str:
     """Return the line of an epoch, finished or under way."""
-    parts = [f"epoch {numbers['epoch']}", f"loss {numbers['train_loss']:.4f}"]
+    parts = [f"epoch {numbers['epoch']}"]
+    if numbers["train_loss"] is not None:  # None where every target was masked
+        parts.append(f"loss {numbers['train_loss']:.4f}")
     if numbers.get("valid_loss") is not None:
         parts.append(f"valid {numbers['valid_loss']:.4f}")
     elif best is not None:

@@ -112,6 +112,7 @@ class Distributed(Ranks):
     def __init__(self, group: Any = None) -> None:
         self._group = group
         self.index, self.count = dist.get_rank(group), dist.get_world_size(group)
+        self._first = 0 if group is None else dist.get_global_rank(group, 0)
 
     def deal(self, stream: Stream) -> Stream:
         """Return this rank's share of the rows of a stream that every rank holds whole."""
@@ -132,13 +133,17 @@ class Distributed(Ranks):
         """Give every rank the parameters and buffers of the first."""
         with torch.no_grad(), _together():
             for tensor in (*module.parameters(), *module.buffers()):
-                dist.broadcast(tensor, group_src=0, group=self._group)
+                dist.broadcast(tensor, self._first, group=self._group)
 
     def average(
         self, parameters: Iterable[Tensor], loss: Tensor, weight: float
     ) -> tuple[Tensor, float]:
         """Average `.grad` and the loss, weighted by how many losses each rank carried."""
         trained = [p for p in parameters if p.requires_grad]
+        if any(p.grad is not None and p.grad.is_sparse for p in trained):
+            raise ValueError(
+                "a sparse gradient cannot be averaged over processes: nn.Embedding(sparse=False)"
+            )
         present = [float(p.grad is not None) for p in trained]
         summed = self._sum([weight * float(loss), weight, *present], loss.device)
         mean, whole = summed[0], summed[1]
@@ -187,7 +192,7 @@ class Distributed(Ranks):
         """Return the first rank's value."""
         box = [value]
         with _together():
-            dist.broadcast_object_list(box, group_src=0, group=self._group, device=_device())
+            dist.broadcast_object_list(box, self._first, group=self._group, device=_device())
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:

@@ -21,7 +21,7 @@ from .parameter_pass import ParameterPass, as_variable, check_carries
 from .precision import forget_casts, no_autocast
 from .state import State, detach, leaves, map_leaves, per_row, reset_rows, with_gradients
 from .stream import Segment
-from .undisturbed import RandomState, get_random_state, set_random_state
+from .undisturbed import RandomState, random_state_of, restore_random_state
 from .unroll import unroll
 
 
@@ -183,9 +183,9 @@ class Segments:
         self._kept: list[tuple[State, RandomState]] = []
         self._newest: Pass | None = None
         self.final = detach(state)
-        shelf = _Shelf((self.final, get_random_state(recurrent.module)), len(self._starts))
+        shelf = _Shelf((self.final, random_state_of(recurrent.module)), len(self._starts))
         for start in self._starts:
-            self._kept.append(shelf.put((self.final, get_random_state(recurrent.module))))
+            self._kept.append(shelf.put((self.final, random_state_of(recurrent.module))))
             last = start == self._starts[-1]
             with torch.set_grad_enabled(last):
                 passed = self._run(start, self.final)
@@ -203,7 +203,7 @@ class Segments:
         ):
             passed, self._newest = self._newest, None
             if passed is None:
-                set_random_state(self._recurrent.module, random)
+                restore_random_state(self._recurrent.module, random)
                 passed = self._run(start, state)
             found = passed.backward(gradients)
             gradients = [g[0] for g in found]

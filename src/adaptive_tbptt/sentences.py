@@ -37,18 +37,20 @@ def sentences(command: Callable[..., Any]) -> Callable[..., Any]:
             with termination_as_interrupt():
                 return command(*args, **kwargs)
         except KeyboardInterrupt:
-            ERR.print("interrupted; --resume, or for a table the same command, goes on from here")
+            ERR.print("interrupted; train --resume, or the same reproduce, goes on from here")
             raise typer.Exit(130) from None
         except (ValueError, TypeError, ImportError, AssertionError) as error:
             _fail(error, 2)
         except (TrainingError, CheckpointError, OSError, RuntimeError) as error:
             _fail(error, 1)
+        except Exception as error:  # one that nobody expected
+            _fail(error, 1, f"{type(error).__name__}, --debug shows where: ")
 
     return wrapped
 
 
-def _fail(error: Exception, code: int) -> None:
+def _fail(error: Exception, code: int, kind: str = "") -> None:
     if _debug.get():
         raise error
-    ERR.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+    ERR.print(f"error: {kind}{error}", style="red", highlight=False, markup=False, soft_wrap=True)
     raise typer.Exit(code) from None

@@ -37,14 +37,9 @@ class RowShard(Stream):
         self.whole.cursor = step
 
     @property
-    def own(self) -> range:
-        """Which rows of the whole stream these are."""
-        return self._share(self.whole.rows)
-
-    @property
     def rows(self) -> int:
         """Number of rows of this process."""
-        return len(self.own)
+        return len(self._share(self.whole.rows))
 
     @property
     def length(self) -> int | None:

@@ -5,14 +5,39 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from .checkpoint import load_model
+from .compiled import plain
 from .random_state import get_random_state, set_random_state
 from .run_folder import TrainingError
 from .stream import Stream
 
 if TYPE_CHECKING:
     from .trainer import Trainer
+
+
+def refuse_strangers(optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
+    """Refuse an optimiser of parameters that no checkpoint would hold and no process share."""
+    known = set(parameters)
+    strangers = [p for group in optimizer.param_groups for p in group["params"] if p not in known]
+    if strangers:
+        raise ValueError(
+            f"{len(strangers)} of the optimiser's parameters belong neither to the model nor to "
+            "the loss, so they would not be saved: make them part of either"
+        )
+
+
+def loss_states(trainer: Trainer) -> list[dict[str, Any]]:
+    """Return the state of the loss, if it is a module: it may learn too."""
+    return [module.state_dict() for module in trainer.tbptt.modules[1:]]
+
+
+def load_loss(trainer: Trainer, states: list[dict[str, Any]], source: str) -> None:
+    """Put back what `loss_states` returned; a checkpoint from before losses were saved has none."""
+    for module, state in zip(trainer.tbptt.modules[1:], states, strict=False):
+        load_model(module, state, source)
 
 
 def take(trainer: Trainer, train: Stream) -> dict[str, Any]:
@@ -22,7 +47,8 @@ def take(trainer: Trainer, train: Stream) -> dict[str, Any]:
     """
     return {
         "settings": trainer.settings,
-        "model": trainer.model.state_dict(),
+        "model": plain(trainer.model).state_dict(),
+        "loss": loss_states(trainer),
         "optimizer": trainer.optimizer.state_dict(),
         "scheduler": None if trainer.scheduler is None else trainer.scheduler.state_dict(),
         "tbptt": trainer.tbptt.state_dict(),
@@ -32,6 +58,7 @@ def take(trainer: Trainer, train: Stream) -> dict[str, Any]:
         "progress": (trainer.epoch, trainer.updates, trainer.seconds),
         "history": trainer.history,
         "best": (trainer.best_epoch, trainer.best_loss, trainer.best_state),
+        "best_loss": trainer.best_loss_states,
         "metrics_lines": trainer.folder.lines,
     }
 
@@ -52,7 +79,8 @@ def put_back(trainer: Trainer, saved: dict[str, Any], train: Stream, source: str
     ]
     if differing:
         raise TrainingError(f"{source} was written with other settings: {'; '.join(differing)}")
-    load_model(trainer.model, saved["model"], source)
+    load_model(plain(trainer.model), saved["model"], source)
+    load_loss(trainer, saved.get("loss", []), source)
     trainer.optimizer.load_state_dict(saved["optimizer"])
     if trainer.scheduler is not None:
         trainer.scheduler.load_state_dict(saved["scheduler"])
@@ -62,6 +90,7 @@ def put_back(trainer: Trainer, saved: dict[str, Any], train: Stream, source: str
     trainer.epoch, trainer.updates, trainer.seconds = saved["progress"]
     trainer.history = saved["history"]
     trainer.best_epoch, trainer.best_loss, trainer.best_state = saved["best"]
+    trainer.best_loss_states = saved.get("best_loss", [])
     _put_back_random(saved["random"], trainer.ranks.index)
 
 

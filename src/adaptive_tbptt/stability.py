@@ -57,7 +57,7 @@ class Stability:
     def verdict(self) -> str:
         """One sentence that says which of the three it is."""
         stretch = f"one step changes the state by a factor of up to {self.jacobian_norm:.3g}"
-        decay = f"beta={self.fit.beta:.4g} from lag {self.fit.tau} on"
+        decay = f"beta={self.fit.rate} from lag {self.fit.tau} on"
         if self.stable and self.data_dependent_stable:
             return f"stable: {self.condition}"
         if self.stable:
@@ -164,9 +164,12 @@ def jacobian_norms(
             and not before the thirtieth: a direction that stretches may take a while to emerge.
         seed: of the starting vectors.
     """
-    recurrent.dims(inputs)
     with torch.enable_grad():
-        state = map_leaves(lambda x: x.detach().requires_grad_(x.is_floating_point()), state)
+        rows = iter(recurrent.dims(inputs))  # a part without rows is no part of a row's state
+        state = map_leaves(
+            lambda x: x.detach().requires_grad_(next(rows) is not None and x.is_floating_point()),
+            state,
+        )
         _, after = recurrent.core(inputs, state)
         before = [x for x in leaves(state) if x.requires_grad]
         stepped = [x for x in leaves(after) if x.requires_grad]
@@ -343,7 +346,7 @@ def _times(recurrent: Recurrent, state: State, factors: Tensor) -> State:
     def scale(leaf: Tensor) -> Tensor:
         dim = next(dims)
         if dim is None or not leaf.is_floating_point():
-            return leaf
+            return torch.zeros_like(leaf)
         return leaf * per_row(factors.to(leaf), leaf, dim)
 
     return map_leaves(scale, state)

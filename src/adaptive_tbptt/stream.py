@@ -120,6 +120,15 @@ class Stream(ABC):
         return self.segment(start, self.cursor)
 
 
+def require_stream(data: Any) -> None:
+    """Refuse what is no stream, and say how to make one."""
+    if not isinstance(data, Stream):
+        raise TypeError(
+            f"expected a stream, got {type(data).__name__}; wrap tensors in "
+            "SequenceStream(inputs, targets), chunks in ChunkStream(loader)"
+        )
+
+
 class SequenceStream(Stream):
     """`(time, batch, ...)` tensors read in order; rows are independent of each other.
 

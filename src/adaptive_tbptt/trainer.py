@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from . import snapshot
+from . import compiled, snapshot
 from .backprop import Weigh
 from .clip import Clip
 from .control import Controller
@@ -30,7 +30,7 @@ from .progress import ProgressDisplay, describe
 from .ranks import Ranks, present_ranks
 from .run_folder import RunFolder, TrainingError
 from .step_scale import Rule, StepScale
-from .stream import Stream
+from .stream import Stream, require_stream
 from .window import Window
 from .windows import AdaptiveTBPTT
 
@@ -95,7 +95,8 @@ class Trainer:
         history: the metrics of every epoch.
         best_epoch: epoch with the lowest validation loss; None without validation.
         best_loss: that loss.
-        best_state: the parameters there.
+        best_state: the model's parameters there.
+        best_loss_states: those of the loss, if it has any.
         folder: the run folder.
         settings: what a checkpoint must agree with to be resumed.
         meter: the losses of the epoch under way.
@@ -137,6 +138,8 @@ class Trainer:
             raise ValueError("ReduceLROnPlateau looks at the validation loss: once per epoch")
         if patience is not None and patience < 1:
             raise ValueError(f"patience must be at least 1 epoch, got {patience}")
+        if eval_chunk < 1:
+            raise ValueError(f"eval_chunk must be at least 1 step, got {eval_chunk}")
         self.ranks = present_ranks() if ranks is None else ranks
         if not self.ranks.leads:  # the first process writes and talks
             run_dir, show, tensorboard, loggers = None, False, False, ()
@@ -161,7 +164,8 @@ class Trainer:
             seed=seed,
             ranks=self.ranks,
         )
-        self.step_scale = step_scale
+        snapshot.refuse_strangers(optimizer, self.tbptt.parameters)
+        self.step_scale, self.meter = step_scale, LossMeter()
         self.settings = {
             "controller": repr(controller),
             "optimizer": f"{type(optimizer).__name__}, {len(optimizer.param_groups)} groups",
@@ -177,7 +181,7 @@ class Trainer:
         self.best_epoch: int | None = None
         self.best_loss: float | None = None
         self.best_state: dict[str, Tensor] | None = None
-        self.meter = LossMeter()
+        self.best_loss_states: list[dict[str, Any]] = []
 
     def fit(
         self, train: Stream, valid: Stream | None = None, *, epochs: int, resume: bool = False
@@ -192,10 +196,13 @@ class Trainer:
         """
         if epochs < 1:
             raise ValueError(f"epochs must be at least 1, got {epochs}")
+        for stream in (train, *(() if valid is None else (valid,))):
+            require_stream(stream)
         with self.folder.locked():
-            saved = self.ranks.share(self.folder.last(resume) if self.ranks.leads else None)
+            here = self.ranks.leads and (self.folder.last(resume), str(self.folder.file("last")))
+            saved, source = self.ranks.share(here)
             if saved is not None:
-                snapshot.put_back(self, saved, train, str(self.folder.file("last")))
+                snapshot.put_back(self, saved, train, source)
             self.folder.open(keep=0 if saved is None else saved["metrics_lines"])
             total = None if train.length is None else epochs * train.length
             self.scale = StepScale(self.optimizer, self.step_scale)
@@ -226,10 +233,11 @@ class Trainer:
         return mean_loss(*(self.ranks.total(sums) if shared else sums))
 
     def load_best(self) -> None:
-        """Put the parameters with the lowest validation loss back into the model."""
+        """Put the parameters with the lowest validation loss back, those of the loss too."""
         if self.best_state is None:
-            raise TrainingError("there are no best parameters: no validation has run")
-        self.model.load_state_dict(self.best_state)
+            raise TrainingError("there are no best parameters: no validation gave a finite loss")
+        compiled.plain(self.model).load_state_dict(self.best_state)
+        snapshot.load_loss(self, self.best_loss_states, "the best epoch")
 
     def _run_epochs(
         self,
@@ -240,7 +248,8 @@ class Trainer:
         display: ProgressDisplay,
     ) -> Stopped:
         while self.epoch < epochs:
-            if self._out_of_patience():
+            waited = self.epoch - (self.best_epoch or 0)
+            if valid is not None and self.patience is not None and waited >= self.patience:
                 return "patience"
             if not self._run_windows(train, interrupt, display):
                 return "time"
@@ -288,7 +297,7 @@ class Trainer:
         """One step: theta - gamma sqrt(K) g (Algorithm 1, lines 9 to 11)."""
         loss = window.backward()
         if self.clip is not None:
-            self.clip(self.model.parameters(), window.losses)
+            self.clip(self.tbptt.parameters, window.losses)
         self.scale.step(window.losses)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -305,7 +314,8 @@ class Trainer:
             better = self.best_loss is None or valid_loss < self.best_loss
             if better and math.isfinite(valid_loss):
                 self.best_loss, self.best_epoch = valid_loss, self.epoch + 1
-                self.best_state = copy.deepcopy(self.model.state_dict())
+                self.best_state = copy.deepcopy(compiled.plain(self.model).state_dict())
+                self.best_loss_states = copy.deepcopy(snapshot.loss_states(self))
                 self.folder.save("best", self.best_state)
         self.epoch += 1
         decision = self.tbptt.control.decision
@@ -330,34 +340,28 @@ class Trainer:
         self._log(metrics)
         self.meter = LossMeter()
         if self.scheduler is not None and self.scheduler_per == "epoch":
-            if isinstance(self.scheduler, ReduceLROnPlateau):
-                self.scheduler.step(metrics["train_loss"] if valid_loss is None else valid_loss)
-            else:
-                self._step_scheduler()
+            self._step_scheduler(metrics["train_loss"] if valid_loss is None else valid_loss)
         self._save(train)
         display.say(self._line(metrics))
 
-    def _step_scheduler(self) -> None:
+    def _step_scheduler(self, loss: float) -> None:
+        seen = (loss,) if isinstance(self.scheduler, ReduceLROnPlateau) else ()
         with warnings.catch_warnings():
             # torch warns of a scheduler that steps before its optimiser, which is what it sees
             # when a run is resumed at the very end of an epoch.
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
-            self.scheduler.step()
-
-    def _out_of_patience(self) -> bool:
-        waited = None if self.best_epoch is None else self.epoch - self.best_epoch
-        return self.patience is not None and waited is not None and waited >= self.patience
+            self.scheduler.step(*seen)
 
     def _line(self, epoch: dict[str, Any] | None = None) -> str:
         numbers = epoch or {"epoch": self.epoch + 1, "train_loss": self.meter.mean}
         return describe(numbers, self.best_loss, self.tbptt.control)
 
     def _log_estimate(self) -> None:
-        latest, decision = self.tbptt.history[-1], self.tbptt.control.decision
+        tbptt = self.tbptt
+        latest, decision, profile = tbptt.history[-1], tbptt.control.decision, tbptt.profile
         assert decision is not None  # it made the estimate
-        profile = self.tbptt.profile
-        assert profile is not None
-        norms = self.tbptt.controller.norms(self.tbptt.control, profile)
+        assert profile is not None  # from this
+        norms = tbptt.controller.norms(tbptt.control, profile)
         self._log(
             {
                 "event": "estimate",
@@ -388,7 +392,7 @@ class Trainer:
     def _save(self, train: Stream) -> None:
         """Write a checkpoint, after making sure that there is something good to write."""
         self._check_losses()
-        if not all(bool(torch.isfinite(p).all()) for p in self.model.parameters()):
+        if not all(bool(torch.isfinite(p).all()) for p in self.tbptt.parameters):
             raise TrainingError(
                 f"a parameter is NaN or infinite after data step {self.tbptt.trained_steps}, in "
                 f"epoch {self.epoch + 1}{self.folder.what_is_safe()}"

@@ -218,13 +218,13 @@ def _sentence(
         )
     if outcome is Outcome.NO_DECAY:
         return (
-            f"the gradient does not decay (beta={fit.beta:.4g} >= 1 from lag {fit.tau} on), so "
+            f"the gradient does not decay (beta={fit.rate} >= 1 from lag {fit.tau} on), so "
             f"no k meets delta={delta:g}; using {k_max}"
         )
     if outcome is Outcome.NO_BOUND:
         return (
             f"the relative bias has no bound: what is cut outweighs what is kept at every k of "
-            f"the window (beta={fit.beta:.4g}), so no k meets delta={delta:g}; using {k_max}"
+            f"the window (beta={fit.rate}), so no k meets delta={delta:g}; using {k_max}"
         )
     far = 100 * k_max  # arbitrary: how far to look for the k that would do
     first = _first_met(bias, delta, 1, far)

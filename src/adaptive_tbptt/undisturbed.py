@@ -66,14 +66,14 @@ def _fork_random_state(stack: ExitStack, module: nn.Module) -> None:
 RandomState = list[Tensor]
 
 
-def get_random_state(module: nn.Module) -> RandomState:
+def random_state_of(module: nn.Module) -> RandomState:
     """Return torch's random state on the CPU and on the devices of a module."""
     others = [torch.get_device_module(d).get_rng_state(d) for d in _accelerators(module)]
     return [torch.get_rng_state(), *others]
 
 
-def set_random_state(module: nn.Module, saved: RandomState) -> None:
-    """Undo `get_random_state`."""
+def restore_random_state(module: nn.Module, saved: RandomState) -> None:
+    """Undo `random_state_of`."""
     torch.set_rng_state(saved[0])
     for d, state in zip(_accelerators(module), saved[1:], strict=True):
         torch.get_device_module(d).set_rng_state(state, d)

@@ -12,7 +12,7 @@ from .precision import autocast_format, wide
 from .profile import LagProfile
 from .state import State, leaves, map_leaves
 from .stream import Segment
-from .undisturbed import get_random_state, set_random_state
+from .undisturbed import random_state_of, restore_random_state
 from .unroll import unroll
 
 _SHIFT = 0.1  # arbitrary: well above rounding, and less than one for states that count steps
@@ -37,10 +37,10 @@ def warn_of_unreached_parts(
     unreached = [name for name, values in norms.items() if not values[1:].any()]
     if not unreached or len(unreached) == len(norms):
         return
-    random = get_random_state(recurrent.module)
+    random = random_state_of(recurrent.module)
 
     def returned(moved: str | None) -> list[Tensor]:
-        set_random_state(recurrent.module, random)
+        restore_random_state(recurrent.module, random)
         entering = map_leaves(lambda x: x.detach().contiguous().clone(), state)
         if moved is not None:
             recurrent.components(entering)[moved].add_(_SHIFT)

@@ -80,6 +80,7 @@ class _Call(NamedTuple):
     """A recorded call: its result, and how a gradient of the result becomes uses."""
 
     result: Tensor
+    version: int
     uses: Callable[[Tensor], list[Use]]
 
 
@@ -109,7 +110,10 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         given = [x for x in leaves((args, kwargs)) if self._is_parameter(x)]
-        if given and _is_computed(func, result):
+        # Without gradients something is computed for other ends, such as a log.
+        if given and torch.is_grad_enabled() and _is_computed(func, result):
+            if any(x.is_complex() for x in leaves(result)):
+                raise NotAffine("a parameter enters a complex number")
             self._note(func, args, kwargs, result)
         return result
 
@@ -128,6 +132,8 @@ class Recorder(TorchFunctionMode):
 
     def from_gradients(self, gradients: Iterable[Tensor]) -> list[Use]:
         """Return the uses, given the gradient with respect to the result of every call."""
+        if any(call.result._version != call.version for call in self.calls):
+            raise NotAffine("what a parameter was used for is changed in place")
         pairs = zip(self.calls, gradients, strict=True)
         return [use for call, gradient in pairs for use in call.uses(gradient)]
 
@@ -141,21 +147,24 @@ class Recorder(TorchFunctionMode):
         elif func is F.linear:
             x, weight, bias = _bind(args, kwargs, "input", "weight", "bias")
             self._only(weight, bias)
-            self.calls.append(_Call(result, lambda g: self._linear(x, weight, bias, g)))
+            self._call(result, lambda g: self._linear(x, weight, bias, g))
         elif func is F.embedding:
             names = ("input", "weight", "padding_idx", "max_norm", "norm_type")
             bound = _bind(args, kwargs, *names, "scale_grad_by_freq")
             index, weight, padding, limit, _, by_frequency = bound
             if limit is not None or by_frequency:
                 raise NotAffine("an embedding whose rows are rescaled")
-            self.calls.append(_Call(result, lambda g: self._embedding(index, weight, padding, g)))
+            self._call(result, lambda g: self._embedding(index, weight, padding, g))
         elif func in _ADDS and not kwargs and len(args) == 2:
             bias = next(x for x in args if isinstance(x, Tensor) and self._is_parameter(x))
             if bias.dim() != 1 or result.dim() < 2:
                 raise NotAffine(f"{func}: a parameter of shape {tuple(bias.shape)} is added")
-            self.calls.append(_Call(result, lambda g: [Use(bias, self._grid(g))]))
+            self._call(result, lambda g: [Use(bias, self._grid(g))])
         else:
             raise NotAffine(f"a parameter enters {getattr(func, '__name__', func)}")
+
+    def _call(self, result: Tensor, uses: Callable[[Tensor], list[Use]]) -> None:
+        self.calls.append(_Call(result, result._version, uses))
 
     def _only(self, weight: Tensor, bias: Tensor | None) -> None:
         if id(weight) in self._turned or (bias is not None and id(bias) in self._turned):

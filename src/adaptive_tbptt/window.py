@@ -84,6 +84,7 @@ class Window:
         """
         if self.weight is None:
             raise RuntimeError("a window is averaged after its backward pass")
-        parameters = self._owner.recurrent.module.parameters()
-        mean, self.weight = self._owner.ranks.average(parameters, loss.detach(), self.weight)
+        mean, self.weight = self._owner.ranks.average(
+            self._owner.parameters, loss.detach(), self.weight
+        )
         return mean

@@ -20,7 +20,7 @@ from .model import LossFn, Recurrent, as_recurrent, slice_steps
 from .probe import alive_rows, check_reached, draw_segment, probe_segment
 from .profile import LagProfile
 from .ranks import Ranks, present_ranks
-from .stream import Stream
+from .stream import Stream, require_stream
 from .trajectory import Trajectory
 from .watch import what_to_do
 from .window import Window
@@ -152,8 +152,9 @@ class AdaptiveTBPTT:
         )
         refuse_sums(loss_fn)
         self.ranks = present_ranks() if ranks is None else ranks
-        self.ranks.begin(self.recurrent.module)
         self.loss_fn, self.controller = loss_fn, controller
+        for module in self.modules:
+            self.ranks.begin(module)
         self.losses, self.overlap = losses, overlap
         self.estimates_per_epoch, self.estimate_every = estimates_per_epoch, estimate_every
         self.burn_in = burn_in
@@ -175,6 +176,17 @@ class AdaptiveTBPTT:
         return self.control.k
 
     @property
+    def modules(self) -> list[nn.Module]:
+        """The model, and the loss where it is a module: it may have parameters of its own."""
+        loss = [self.loss_fn] if isinstance(self.loss_fn, nn.Module) else []
+        return [self.recurrent.module, *loss]
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What training changes, each parameter once."""
+        return list(dict.fromkeys(p for module in self.modules for p in module.parameters()))
+
+    @property
     def data_steps(self) -> int:
         """Steps of data used so far, those that were probed included, as the paper counts."""
         return self.trained_steps + self.probed_steps
@@ -189,11 +201,7 @@ class AdaptiveTBPTT:
         A stream at its start begins from the initial state. One that was left or restored in the
         middle of an epoch goes on where it was.
         """
-        if not isinstance(stream, Stream):
-            raise TypeError(
-                f"expected a stream, got {type(stream).__name__}; wrap tensors in "
-                "SequenceStream(inputs, targets), chunks in ChunkStream(loader)"
-            )
+        require_stream(stream)
         return Windows(self, stream)
 
     def estimate(self, stream: Stream) -> LagProfile:
@@ -283,16 +291,20 @@ class AdaptiveTBPTT:
         if stream.cursor == 0 or self._trajectory.is_empty:
             self._trajectory.begin(stream.cursor)
         elif not same or self._trajectory.newest > stream.cursor:
-            raise ValueError(
-                f"the stream is at step {stream.cursor}, but the state that was carried here is "
-                "of another stream, or of a later step: rewind() the stream, or use an "
-                "AdaptiveTBPTT of its own for each"
-            )
+            raise self._not_of(stream)
         self._stream = weakref.ref(whole)
         self._trajectory.open(self.recurrent, stream, self.ranks)
         if self.controller.window:
             stream.reserve(self.burn_in + self.controller.window)
-        while stream.available(stream.cursor + 1) > stream.cursor:
+        reach = self.controller.k_max if self.overlap else 0
+        while True:
+            # Before the estimate, not after the window: a run that was resumed holds the same then.
+            self._trajectory.forget(max(stream.cursor - reach, 0))
+            stream.forget(self._trajectory.oldest)
+            if stream.available(stream.cursor + 1) == stream.cursor:
+                break
+            if self._stream is None or self._stream() is not whole:
+                raise self._not_of(stream)
             if self._estimate_is_due(stream):
                 self.estimate(stream)
             k = self.control.k
@@ -302,10 +314,14 @@ class AdaptiveTBPTT:
             stop = stream.available(first + losses)
             stream.cursor = stop  # before the yield: a checkpoint inside the loop goes on after it
             yield Window(self, stream, k, start, first, stop, losses)
-            reach = self.controller.k_max if self.overlap else 0
-            self._trajectory.forget(max(stop - reach, 0))
-            stream.forget(self._trajectory.oldest)
         stream.rewind()
+
+    def _not_of(self, stream: Stream) -> ValueError:
+        return ValueError(
+            f"the stream is at step {stream.cursor}, but the state that was carried here is of "
+            "another stream, or of a later step: rewind() the stream, or use an AdaptiveTBPTT of "
+            "its own for each"
+        )
 
     def _run(self, window: Window, stream: Stream) -> Tensor:
         """Forward pass of a window; notes where the next ones may start."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..files import write_text
+from ..files import short, write_text
 from ..origin import origin
 from .config import TrainConfig
 from .run import RunResult
@@ -56,24 +56,24 @@ def summarise(cell: Cell, result: RunResult) -> dict[str, Any]:
         **{name: result.best[name] for name in scores},
         "seconds": history[-1]["seconds"],
         "updates": history[-1]["updates"],
-        "curves": {name: [_short(row.get(name)) for row in history] for name in columns},
+        "curves": {name: [short(row.get(name)) for row in history] for name in columns},
         "repeats": [
             {
                 "epoch": row["epoch"],
-                **{k: [_short(v) for v in vs] for k, vs in row["repeats"].items()},
+                **{k: [short(v) for v in vs] for k, vs in row["repeats"].items()},
             }
             for row in history
             if "repeats" in row
         ],
         "decay": {
-            "mean": [_short(v) for v in norms.mean(axis=1)],
-            "draws": [[_short(v) for v in column] for column in norms.T[:12]],
+            "mean": [short(v) for v in norms.mean(axis=1)],
+            "draws": [[short(v) for v in column] for column in norms.T[:12]],
             "beta": found.fit.beta,
             "tau": found.fit.tau,
             "last": found.fit.last,
             "component_beta": found.component_beta,
             "components": {
-                name: [_short(v) for v in np.nan_to_num(part).mean(axis=1)]
+                name: [short(v) for v in np.nan_to_num(part).mean(axis=1)]
                 for name, part in found.profile.component_norms.items()
                 if found.norms is None  # beside norms of the parameters they would mislead
             },
@@ -106,7 +106,19 @@ def as_json(content: Any) -> str:
 
 def read_cells(folder: Path) -> list[dict[str, Any]]:
     """Return the finished cells of a table."""
-    return [json.loads(path.read_text()) for path in sorted((folder / "cells").glob("*.json"))]
+    return [read_cell(path) for path in sorted((folder / "cells").glob("*.json"))]
+
+
+def read_cell(path: Path) -> dict[str, Any]:
+    """Return a finished cell, or say which file is none."""
+    try:
+        cell = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not a finished cell: {error}") from None
+    wanted = ("setting", "init", "epochs", "curves")
+    if not isinstance(cell, dict) or any(name not in cell for name in wanted):
+        raise ValueError(f"{path} is not a finished cell: it lacks {', '.join(wanted)}")
+    return cell
 
 
 def score_of(cell: dict[str, Any], metric: str) -> float:
@@ -118,10 +130,3 @@ def deviation(values: list[float]) -> float | None:
     """Return the standard deviation; None for a single value or where one overflowed."""
     spread = len(values) > 1 and all(map(math.isfinite, values))
     return statistics.stdev(values) if spread else None
-
-
-def _short(value: Any) -> Any:
-    """Five significant digits keep the files small; numbers that are not finite become null."""
-    if isinstance(value, float | np.floating):
-        return float(f"{float(value):.5g}") if np.isfinite(value) else None
-    return value

@@ -12,6 +12,7 @@ import torch
 from ..backprop import default_weigh
 from ..check_bias import BiasCheck, check_bias
 from ..checkpoint import load, load_model
+from ..files import read_rows
 from ..gauge import MeasuredGauge
 from ..measured_bias import losses_of
 from ..model import as_recurrent
@@ -141,8 +142,7 @@ def _best_epoch(folder: Path) -> dict[str, Any]:
     path = folder / "metrics.jsonl"
     if not path.exists():
         raise ValueError(f"{folder} holds no metrics: there is nothing to check")
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    epochs = [r for r in rows if r["event"] == "epoch" and r["valid_loss"] is not None]
+    epochs = [r for r in read_rows(path) if r["event"] == "epoch" and r["valid_loss"] is not None]
     if not epochs:
         raise ValueError(f"{folder} has no finished epoch yet")
     found: dict[str, Any] = min(epochs, key=lambda row: row["valid_loss"])

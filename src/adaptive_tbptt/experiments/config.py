@@ -82,13 +82,14 @@ class TrainConfig(ABC):
         ):
             if value not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
-        for name in ("epochs", "batch", "eval_chunk", "window", "hidden", "layers"):
-            if getattr(self, name, 1) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.k2 is not None and self.k2 < 1:
-            raise ValueError(f"k2 must be at least 1 step, got {self.k2}")
-        if not self.lr > 0.0:
-            raise ValueError(f"lr must be positive, got {self.lr}")
+        for name in ("epochs", "batch", "eval_chunk", "window", "hidden", "layers", "k2",
+                     "train_sequences"):  # fmt: skip
+            count = getattr(self, name, None)
+            if count is not None and count < 1:
+                raise ValueError(f"{name} must be at least 1, got {count}")
+        for name in ("lr", "lr_decay", "time_scale", "losses", "estimates_per_epoch"):
+            if not getattr(self, name, 1.0) > 0.0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         if not 0.0 <= self.tau < 1.0:
             raise ValueError(f"tau must be a fraction in [0, 1) of the window, got {self.tau}")
         for name in ("clip", "seed", "error_bar_every", "burn_in", "weight_decay", "momentum"):
@@ -200,7 +201,10 @@ class TrainConfig(ABC):
         unknown = sorted(values.keys() - known)
         if unknown:
             raise ValueError(f"{path} has settings that are not known: {', '.join(unknown)}")
-        return cls(**values)
+        try:
+            return cls(**values)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path} cannot be used: {error}") from error
 
     def difference(self, other: TrainConfig) -> list[str]:
         """Return a line for every value in which two configurations differ."""

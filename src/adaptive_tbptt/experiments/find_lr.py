@@ -13,7 +13,7 @@ from .run import make_optimizer
 
 @dataclass(frozen=True)
 class Trial:
-    """One step size tried: mean loss over the first and the last tenth of the updates."""
+    """One step size tried: the loss before any update, the mean over the last tenth of them."""
 
     lr: float
     first: float
@@ -28,6 +28,8 @@ class Trial:
 
 def try_rate(config: Any, lr: float, updates: int) -> Trial:
     """Train for some updates at a fixed K."""
+    if updates < 1:
+        raise ValueError(f"updates must be at least 1, got {updates}")
     config = config.changed(lr=lr)
     stream, model = config.streams()["train"], config.model()
     optimizer = make_optimizer(config, model)
@@ -47,8 +49,7 @@ def try_rate(config: Any, lr: float, updates: int) -> Trial:
         if not math.isfinite(losses[-1]):
             break
     tenth = max(1, len(losses) // 10)
-    first = sum(losses[:tenth]) / tenth
-    return Trial(lr, first, sum(losses[-tenth:]) / tenth, len(losses))
+    return Trial(lr, losses[0], sum(losses[-tenth:]) / tenth, len(losses))
 
 
 def find_lr(config: Any, rates: list[float], updates: int) -> tuple[float | None, list[Trial]]:

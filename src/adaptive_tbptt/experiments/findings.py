@@ -73,6 +73,10 @@ class Results:
             reached.append(below[0] if below else float("inf"))
         return statistics.fmean(reached)
 
+    def ks(self, setting: str) -> list[list[int]]:
+        """K of every initialisation, epoch by epoch, without the first, which is K_0."""
+        return [[k for k in cell["curves"]["k"][1:] if k] for cell in self.by_setting[setting]]
+
     def median_repeat(self, setting: str, name: str, part: slice) -> float:
         """Median of the repeated estimates over some of the epochs; infinite counts as such."""
         values = [
@@ -147,7 +151,7 @@ def _adaptive_as_good_as_the_best_fixed(r: Results) -> Finding:
 def _k_rises_and_levels_off(r: Results) -> Finding:
     parts, holds = [], True
     for setting in r.adaptive:
-        curves = [[k for k in cell["curves"]["k"][1:] if k] for cell in r.by_setting[setting]]
+        curves = r.ks(setting)
         length = min(len(c) for c in curves)
         tenth = max(1, length // 10)
         early = statistics.fmean(statistics.median(c[:tenth]) for c in curves)
@@ -205,7 +209,7 @@ _SHARED: list[Callable[[Results], Finding]] = [
 def _k_settles_quickly(r: Results) -> Finding:
     parts, holds = [], True
     for setting in r.adaptive:
-        curves = [[k for k in cell["curves"]["k"][1:] if k] for cell in r.by_setting[setting]]
+        curves = r.ks(setting)
         quarter = max(1, min(len(c) for c in curves) // 4)
         early = statistics.fmean(statistics.median(c[quarter : 2 * quarter]) for c in curves)
         late = statistics.fmean(statistics.median(c[-quarter:]) for c in curves)
@@ -250,7 +254,7 @@ def _large_k_needs_more_epochs(r: Results) -> Finding:
 def _k_rises_slowly(r: Results) -> Finding:
     parts, holds = [], True
     for setting in r.adaptive:
-        curves = [[k for k in cell["curves"]["k"][1:] if k] for cell in r.by_setting[setting]]
+        curves = r.ks(setting)
         fifth = max(1, min(len(c) for c in curves) // 5)
         marks = [
             statistics.fmean(statistics.median(c[i * fifth : (i + 1) * fifth]) for c in curves)

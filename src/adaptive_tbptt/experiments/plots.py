@@ -162,8 +162,17 @@ def _repeats(experiment: Experiment, cells: Cells, name: str, label: str) -> Fig
                 xycoords=("axes fraction", "data"),
                 fontsize="x-small",
                 ha="left",
-                va="bottom",
+                va="center",
+                zorder=5,
+                bbox={"facecolor": "white", "alpha": 0.85, "linewidth": 0, "pad": 0.6},
             )
+        # A large K before anything is learnt may have 1e-30, beside which all else is one line.
+        floor = min(experiment.deltas, default=0.1) / 1000
+        notes = ["no point: no bound"]
+        if axes.get_ylim()[0] < floor < axes.get_ylim()[1]:
+            axes.set_ylim(bottom=floor)
+            notes.append(f"less than {floor:g} lies below")
+        axes.set_title("; ".join(notes), fontsize="x-small", loc="right")
     # Beside the axes: inside, it would lie on the curves.
     axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.01, 1.0))
     return _figure(axes)

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from ..diagnose import Diagnosis, diagnose
-from ..files import write_text
+from ..files import read_rows, write_text
 from ..probe import draw_segment, probe_segment
 from ..ranks import present_ranks
-from ..run_folder import TrainingError
+from ..run_folder import RunFolder, TrainingError
 from ..stream import SequenceStream
 from ..trainer import FitResult, Trainer
 from ..truncation import choose_truncation
@@ -87,7 +87,8 @@ def train_run(
         )
     ranks = present_ranks()
     if ranks.leads:
-        _claim(config, folder, resume)
+        with RunFolder(folder).locked():
+            _claim(config, folder, resume)
     torch.manual_seed(config.seed + ranks.index)  # dropout
     optimizer = make_optimizer(config, model)
     scheduler = None
@@ -130,8 +131,8 @@ def _claim(config: TrainConfig, folder: Path, resume: bool) -> None:
     """Write the configuration, or check that a run to be resumed has the same."""
     path = folder / "config.toml"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if path.exists():
+        # Without a checkpoint there is nothing to go on with, and nothing to lose.
+        if path.exists() and (folder / "checkpoints" / "last.safetensors").exists():
             before = type(config).from_toml(path).changed(epochs=config.epochs)
             differences = before.difference(config)
             if differences and resume:
@@ -139,6 +140,9 @@ def _claim(config: TrainConfig, folder: Path, resume: bool) -> None:
                 raise ValueError(f"{folder} holds a run with another configuration:\n  {listed}")
             if not resume:
                 raise ValueError(f"{folder} already holds a run: --resume goes on with it")
+            done = sum(row["event"] == "epoch" for row in read_rows(folder / "metrics.jsonl"))
+            if done > config.epochs:
+                raise ValueError(f"{folder} holds {done} epochs already, more than {config.epochs}")
         write_text(path, f'task = "{config.task}"\n\n{config.to_toml()}')
     except OSError as error:
         raise TrainingError(f"cannot write to {folder}: {error}") from error

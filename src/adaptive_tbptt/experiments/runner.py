@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import shutil
@@ -15,7 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .cells import Cell, fingerprint, summarise, write_json
+from ..heap import keep_freed_memory
+from .cells import Cell, fingerprint, read_cell, summarise, write_json
 from .config import nearest
 from .run import train_run
 
@@ -48,6 +48,7 @@ def train_cell(cell: Cell, folder: Path) -> dict[str, Any]:
     # One thread whatever --jobs is, so that the numbers do not depend on it.
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
+    keep_freed_memory()
     # Processor time: what else the machine does meanwhile does not count.
     clock = time.process_time
     return summarise(cell, train_run(cell.config, folder, resume=True, show=False, clock=clock))
@@ -159,7 +160,7 @@ def _check_finished(cells: list[Cell], store: Path) -> None:
         path = store / f"{cell.name}.json"
         if not path.exists():
             continue
-        before, now = json.loads(path.read_text()).get("config", {}), fingerprint(cell.config)
+        before, now = read_cell(path).get("config", {}), fingerprint(cell.config)
         differing = [
             f"{name}: {before.get(name)} there, {value} here"
             for name, value in now.items()

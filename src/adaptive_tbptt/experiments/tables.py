@@ -6,11 +6,12 @@ import csv
 import re
 import statistics
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ..files import write_text
-from .cells import deviation, score_of
+from .cells import deviation, fingerprint, score_of
 from .paper import Experiment
 
 Row = dict[str, Any]
@@ -46,7 +47,7 @@ def rows(experiment: Experiment, cells: list[dict[str, Any]]) -> list[Row]:
 def command_of(experiment: Experiment, preset: str, cells: list[dict[str, Any]]) -> str:
     """Return the command that makes these cells; refuse cells that no one command makes."""
     configs = [cell["config"] for cell in cells if cell.get("config")]
-    ours = {"seed", "k", "delta"} | {key for v in experiment.settings.values() for key in v}
+    ours = _own(experiment)
     for config in configs:
         differing = [
             f"{name}: {value} and {config.get(name)}"
@@ -58,6 +59,7 @@ def command_of(experiment: Experiment, preset: str, cells: list[dict[str, Any]])
                 f"the cells were made with different configurations ({'; '.join(differing)}): "
                 "they are no table"
             )
+    refuse_foreign(experiment, cells, [preset])
     base, _ = experiment.presets[preset]
     command = f"atbptt reproduce {experiment.name} --preset {preset}"
     command += f" --inits {len({cell['init'] for cell in cells})}"
@@ -67,7 +69,36 @@ def command_of(experiment: Experiment, preset: str, cells: list[dict[str, Any]])
         command += " --partial"
     if configs and configs[0]["epochs"] != base.epochs:
         command += f" --epochs {configs[0]['epochs']}"
+    made = {cell["setting"] for cell in cells}
+    if made != set(experiment.settings):
+        command += "".join(f' --only "{s}"' for s in experiment.settings if s in made)
     return command
+
+
+def _own(experiment: Experiment) -> set[str]:
+    """Return what the cells of a table may differ in."""
+    return {"seed", "k", "delta"} | {key for v in experiment.settings.values() for key in v}
+
+
+def refuse_foreign(
+    experiment: Experiment, cells: list[dict[str, Any]], presets: Iterable[str]
+) -> None:
+    """Refuse cells of another experiment, or of none of the presets given."""
+    free = _own(experiment) | {"epochs", "data", "partial"}
+    bases = {name: fingerprint(experiment.presets[name][0]) for name in presets}
+    for cell in cells:
+        config = cell.get("config") or {}
+        differing = {
+            name: [f"{key}: {config[key]} there, {value} here" for key, value in base.items()
+                   if key not in free and key in config and config[key] != value]
+            for name, base in bases.items()
+        }  # fmt: skip
+        if all(differing.values()):
+            nearest = min(differing, key=lambda name: len(differing[name]))
+            raise ValueError(
+                f"the cell of {cell['setting']} is not of {experiment.name} with preset "
+                f"{nearest} ({'; '.join(differing[nearest])})"
+            )
 
 
 def write_tables(

@@ -39,6 +39,7 @@ def load_target(
     model = config.model()
     load_model(model, load(best), best)
     own = config.changed(gauge=gauge).measurement()
+    own["k_min"] = min(own["k_min"], own["window"] if window is None else window)
     return (model, config.loss_fn, config.streams()["valid"]), own | given
 
 

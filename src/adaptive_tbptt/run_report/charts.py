@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import files
 from ..palette import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from .curves import (
     Array,
@@ -62,7 +63,7 @@ def style(i: int) -> dict[str, Any]:
 
 def short(values: Iterable[float]) -> list[float | None]:
     """Return numbers in five digits, null for those that are not finite."""
-    return [float(f"{v:.5g}") if np.isfinite(v) else None for v in values]
+    return [files.short(float(v)) for v in values]
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:

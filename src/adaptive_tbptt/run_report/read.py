@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from ..experiments.config import read_toml
+from ..files import read_rows
 
 Row = dict[str, Any]
 
@@ -73,7 +74,7 @@ def read_run(folder: Path, name: str) -> Run:
     if not path.is_file():
         what = "it has no metrics.jsonl" if folder.is_dir() else "there is no such folder"
         raise ValueError(f"{folder} is not a run folder: {what}")
-    rows = _read_rows(path)
+    rows = read_rows(path)
     epochs = [row for row in rows if row.get("event") == "epoch"]
     if not epochs:
         raise ValueError(f"{path} holds no finished epoch: there is nothing to report yet")
@@ -83,35 +84,18 @@ def read_run(folder: Path, name: str) -> Run:
     config = folder / "config.toml"
     return Run(
         name=name,
-        config=tomllib.loads(config.read_text("utf-8")) if config.is_file() else {},
+        config=read_toml(config) if config.is_file() else {},
         epochs=epochs,
         probes=[row for row in rows if row.get("event") == "estimate"],
-        checks=[row for row in _read_rows(folder / "check_bias.jsonl") if _of_run(row, epochs)],
-        starts=_read_rows(folder / "starts.jsonl"),
+        checks=[row for row in read_rows(folder / "check_bias.jsonl") if _of_run(row, epochs)],
+        starts=read_rows(folder / "starts.jsonl"),
     )
 
 
 def _of_run(check: Row, epochs: list[Row]) -> bool:
     """Whether a check speaks of the run: of the K it used, on the data it trained on."""
     used = {(row["epoch"], row["k"]) for row in epochs}
-    return check.get("split", "train") == "train" and (check["epoch"], check["k"]) in used
-
-
-def _read_rows(path: Path) -> list[Row]:
-    """Read JSON lines; a last line that is still being written does not count."""
-    lines = path.read_text().splitlines() if path.is_file() else []
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            if number == len(lines):
-                break
-            raise ValueError(f"line {number} of {path} is not JSON") from None
-        if not isinstance(row, dict):
-            raise ValueError(f"line {number} of {path} is not a JSON object")
-        rows.append(row)
-    return rows
+    return check.get("split", "train") == "train" and (check.get("epoch"), check.get("k")) in used
 
 
 def _mean_of_repeats(row: Row) -> Row:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -111,12 +112,15 @@ def copy_stream(symbols: CopySymbols) -> SequenceStream:
 def read_arrays(path: Path) -> dict[str, CopySymbols]:
     """Read the arrays that were released with the paper: `{train,valid,test}_{inputs,targets}`."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return {
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            found = {
                 split: CopySymbols(arrays[f"{split}_inputs"], arrays[f"{split}_targets"])
                 for split in ("train", "valid", "test")
             }
-    except (OSError, KeyError, ValueError) as error:
+        if any(int(part.min()) < 0 for split in found.values() for part in split):
+            raise ValueError("a symbol is negative")
+        return found
+    except (OSError, KeyError, ValueError, BadZipFile) as error:
         raise ValueError(
             f"cannot read copy arrays from {path}: {error}. Expected an .npz file with "
             "{train,valid,test}_{inputs,targets}, each (time, rows)"

@@ -6,6 +6,7 @@ with the token `<eos>`; words are what white space separates.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -110,9 +111,12 @@ def read_corpus(
 def tokenise(path: Path, level: Level) -> Iterator[list[str]]:
     """Yield the tokens of each line, `<eos>` last."""
     with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            text = line.strip()
-            yield [*(text.split() if level == "word" else text), EOS]
+        try:
+            for line in lines:
+                text = line.strip()
+                yield [*(text.split() if level == "word" else text), EOS]
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is not UTF-8: {error}") from None
 
 
 def _find(folder: Path, dataset: str) -> dict[str, Path]:
@@ -165,6 +169,17 @@ def _encode(
     """Count, number, and write; the folder appears when it is complete."""
     partial = place.with_name(f".{place.name}.{os.getpid()}")
     partial.mkdir(parents=True, exist_ok=True)
+    try:
+        _write_encoded(files, partial, level, scope, limits)
+        with contextlib.suppress(OSError):  # another process was faster
+            os.replace(partial, place)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write_encoded(
+    files: dict[str, Path], place: Path, level: Level, scope: Scope, limits: dict[str, int]
+) -> None:
     counts: Counter[str] = Counter()
     lengths = {}
     for split, path in files.items():
@@ -182,15 +197,11 @@ def _encode(
     unknown = numbers.get(UNKNOWN, -1)
     for split, path in files.items():
         out = np.lib.format.open_memmap(
-            partial / f"{split}.npy", mode="w+", dtype=np.int32, shape=(lengths[split],)
+            place / f"{split}.npy", mode="w+", dtype=np.int32, shape=(lengths[split],)
         )
         at = 0
         for line in _limited(tokenise(path, level), limits.get(split)):
             out[at : at + len(line)] = [numbers.get(word, unknown) for word in line]
             at += len(line)
         out.flush()
-    (partial / "words.json").write_text(json.dumps(words))
-    try:
-        os.replace(partial, place)
-    except OSError:  # another process was faster
-        shutil.rmtree(partial)
+    (place / "words.json").write_text(json.dumps(words))

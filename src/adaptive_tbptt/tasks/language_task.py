@@ -63,11 +63,11 @@ class LanguageModel(nn.Module):
         return self.head(features), state
 
 
-def language_stream(tokens: NDArray[np.int32], rows: int) -> SequenceStream:
+def language_stream(tokens: NDArray[np.int32], rows: int, name: str = "the text") -> SequenceStream:
     """Cut tokens into contiguous rows; every token is to predict the next. Nothing is copied."""
     steps = (len(tokens) - 1) // rows
     if steps < 1:
-        raise ValueError(f"{len(tokens)} tokens are too few for {rows} rows")
+        raise ValueError(f"{name} has {len(tokens)} tokens: too few for {rows} rows")
     used = torch.from_numpy(tokens[: steps * rows + 1])
     inputs, targets = used[:-1].view(rows, steps), used[1:].view(rows, steps)
     return SequenceStream(inputs, targets, batch_first=True)
@@ -126,7 +126,7 @@ class LanguageConfig(PerplexityConfig):
     def streams(self) -> dict[str, SequenceStream]:
         """Return the training, validation and test streams."""
         return {
-            split: language_stream(tokens, self.batch)
+            split: language_stream(tokens, self.batch, f"the {split} split")
             for split, tokens in self.corpus().tokens.items()
         }
 
