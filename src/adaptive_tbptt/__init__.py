@@ -10,7 +10,6 @@ from .decay import DecayFit, fit_decay
 from .diagnose import Diagnosis, diagnose
 from .evaluate import evaluate
 from .gauge import Gauge, MeasuredGauge, PaperGauge, ParameterGauge, Probes, ReleaseGauge
-from .heap import keep_freed_memory
 from .measured_bias import MeasuredCurve, measured_bias
 from .model import Recurrent, as_recurrent
 from .probe import probe
@@ -77,7 +76,6 @@ __all__ = [
     "diagnose",
     "evaluate",
     "fit_decay",
-    "keep_freed_memory",
     "measured_bias",
     "present_ranks",
     "probe",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import types
 import typing
 import warnings
@@ -54,6 +55,9 @@ def main(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
     """Set what holds for every command."""
+    # Torch reads it at its first tensor: large blocks, such as the logits of a window over a large
+    # vocabulary, then come in pages of 2 MiB, and asking for them anew costs less.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     set_debug(debug)
     warnings.showwarning = say_warning
 
@@ -95,7 +99,6 @@ def _add_train(task: str) -> None:
         from .experiments.config import preset_of
         from .experiments.report import SCORES, shown, write_report
         from .experiments.run import train_run
-        from .heap import keep_freed_memory
         from .ranks import present_ranks, process_group
 
         if (given["delta"] is None) == (given["k"] is None):
@@ -105,7 +108,6 @@ def _add_train(task: str) -> None:
         config = preset_of(MODULES[task].PRESETS, preset).changed(**given)
         setting = config.setting.replace("=", "-").lower()
         folder = out or Path("runs") / f"{task}-{setting}"
-        keep_freed_memory()
         with process_group(device) as own_device:
             leads = present_ranks().leads
             if leads and resume and not (folder / "config.toml").exists():

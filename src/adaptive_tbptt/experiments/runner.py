@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..heap import keep_freed_memory
 from .cells import Cell, fingerprint, read_cell, summarise, write_json
 from .config import nearest
 from .run import train_run
@@ -48,7 +47,6 @@ def train_cell(cell: Cell, folder: Path) -> dict[str, Any]:
     # One thread whatever --jobs is, so that the numbers do not depend on it.
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    keep_freed_memory()
     # Processor time: what else the machine does meanwhile does not count.
     clock = time.process_time
     return summarise(cell, train_run(cell.config, folder, resume=True, show=False, clock=clock))
