@@ -40,7 +40,8 @@ def write_figures(experiment: Experiment, cells: Cells, folder: Path) -> list[Pa
         figures["seconds.png"] = _curves(
             experiment, cells, valid, f"best {label[valid]} so far", best=True, x="seconds"
         )
-        figures["k_used.png"] = _curves(experiment, cells, "k", "truncation length K (steps)")
+        if any("delta" in variant for variant in experiment.variants.values()):
+            figures["k_used.png"] = _curves(experiment, cells, "k", "truncation length K (steps)")
     if all(cell["repeats"] for cell in cells):
         figures["k.png"] = _repeats(experiment, cells, "k", "truncation length K (steps)")
         figures["bias.png"] = _repeats(
