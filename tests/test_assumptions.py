@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import adaptive_tbptt as at
+from adaptive_tbptt.backprop import default_weigh
 
 STEPS, ROWS = 40, 3
 
@@ -188,3 +189,140 @@ def test_a_model_that_cannot_be_called_is_told_how_it_is():
     for model in (One(), NotNone()):
         with pytest.raises(TypeError, match=r"could not be called as \(inputs, state\)"):
             train(model, nn.MSELoss(), at.SequenceStream(*data()))
+
+
+class Laid(nn.Module):
+    """A recurrence whose outputs are laid out in some way."""
+
+    def __init__(self, classes, how, batch_first=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.readout = nn.GRU(3, 5, batch_first=batch_first), nn.Linear(5, classes)
+        self.how, self.batch_first = how, batch_first
+
+    def forward(self, x, state):
+        out, state = self.layer(x, state)
+        return self.how(self.readout(out)), state
+
+
+LAYOUTS = {
+    "time, batch": (lambda out: out, lambda t: t, False),
+    "row by row": (lambda out: out.transpose(0, 1).flatten(0, 1), lambda t: t.t(), False),
+    "batch first, flat": (lambda out: out.flatten(0, 1), lambda t: t, True),
+    "batch, classes, time": (lambda out: out.transpose(1, 2), lambda t: t, True),
+    "with a scalar": (lambda out: {"out": out, "size": out.square().mean()}, lambda t: t, False),
+}
+
+
+@pytest.mark.parametrize("classes", [4, 5, 8])  # as many as half a look, a window, a look has steps
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_outputs_may_have_any_layout_where_rows_start_anew(kind, classes):
+    x, _ = data()
+    y = torch.randint(classes, (STEPS, ROWS), generator=torch.Generator().manual_seed(1))
+    resets = torch.zeros(STEPS, ROWS, dtype=torch.bool)
+    resets[7, 1] = resets[18, 2] = resets[22, 0] = True
+
+    def losses(kind):
+        how, order, batch_first = LAYOUTS[kind]
+
+        def loss(out, target):
+            out = out["out"] if isinstance(out, dict) else out
+            if kind == "batch, classes, time":
+                return F.cross_entropy(out, target)
+            return F.cross_entropy(out.reshape(-1, classes), order(target).reshape(-1))
+
+        model, stream = Laid(classes, how, batch_first), at.SequenceStream(x, y, resets)
+        return [*train(model, loss, stream), at.evaluate(model, loss, stream, chunk=9)]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert losses(kind) == pytest.approx(losses("time, batch"), rel=1e-5)
+
+
+class FixedRows(nn.Module):
+    """Takes no other number of rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.GRU(3, 2)
+
+    def forward(self, x, state):
+        return self.layer(x, torch.zeros(1, ROWS, 2) if state is None else state)
+
+
+class RandomAlways(nn.GRU):
+    """Random in evaluation too."""
+
+    def forward(self, x, state=None):
+        return super().forward(F.dropout(x, 0.3), state)
+
+
+class WithMask(FixedRows):
+    """Says what may be looked at, beside its outputs."""
+
+    def forward(self, x, state):
+        out, state = super().forward(x, state)
+        return (out, out > 0, out[..., :0], torch.eye(len(x))[:, None].expand(-1, ROWS, -1)), state
+
+
+class Halved(FixedRows):
+    """Casts by itself, where nobody sees it."""
+
+    def forward(self, x, state):
+        out, state = super().forward(x, state)
+        return out.bfloat16(), state
+
+
+def penalised(out, target):
+    loss = F.mse_loss(out, target)
+    (slope,) = torch.autograd.grad(loss, out, create_graph=True)
+    return loss + slope.square().mean()
+
+
+@pytest.mark.parametrize(
+    ("model", "loss_fn"),
+    [
+        (FixedRows, F.mse_loss),
+        (lambda: RandomAlways(3, 2), F.mse_loss),
+        (WithMask, lambda out, target: F.mse_loss(out[0], target)),
+        (Halved, lambda out, target: F.mse_loss(out, target.bfloat16())),
+        (lambda: nn.GRU(3, 2), penalised),
+    ],
+    ids=["rows", "random", "mask", "format", "gradient"],
+)
+def test_a_look_neither_stops_nor_suspects_what_is_in_order(model, loss_fn):
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model(), loss_fn, at.SequenceStream(*data()))
+
+
+def test_a_masked_mean_of_a_half_without_targets_is_no_sum():
+    x, y = data()
+    mask = torch.zeros(STEPS, ROWS, 1)
+    mask[4::5] = 1.0  # the last step of every window
+
+    def loss(out, target):
+        value, kept = target
+        return ((out - value).square() * kept).sum() / kept.sum().clamp(min=1.0)
+
+    with pytest.warns(UserWarning, match="weigh= must count"):
+        train(nn.GRU(3, 2), loss, at.SequenceStream(x, (y, mask)))
+
+
+def test_bytes_and_other_numbers_are_not_taken_for_what_is_ignored():
+    def plain_function(out, target):
+        return out.mean()
+
+    weigh = default_weigh(plain_function)
+    assert weigh(torch.full((5, 4), 156, dtype=torch.uint8)) == 20  # -100 as a byte
+    assert weigh(torch.full((5, 4), -100, dtype=torch.int32)) == 20
+    assert weigh(torch.full((5, 4), -100)) == 0
+    assert default_weigh(nn.CrossEntropyLoss())(torch.full((5, 4), 156, dtype=torch.uint8)) == 20
+    assert default_weigh(nn.CrossEntropyLoss())(torch.full((5, 4), -100, dtype=torch.int32)) == 0
+
+
+def test_class_weights_count_under_torch_compile_too():
+    weight = torch.tensor([1.0, 3.0])
+    compiled = torch.compile(nn.CrossEntropyLoss(weight=weight), backend="eager")
+    assert default_weigh(compiled)(torch.tensor([[0, 1], [1, -100]])) == 7.0

@@ -239,3 +239,13 @@ def test_inductor():
     _, theirs = train(eager, at.FixedTruncation(3), epochs=1)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+
+
+def test_a_compiled_loss_is_compiled_once():
+    graphs = Graphs()
+    loss = torch.compile(lambda out, target: F.mse_loss(out, target), backend=graphs)
+    stream = at.SequenceStream(torch.randn(40, ROWS, INPUTS), torch.randn(40, ROWS, HIDDEN))
+    tbptt = at.AdaptiveTBPTT(nn.GRU(INPUTS, HIDDEN), loss, at.FixedTruncation(10))
+    for window in tbptt.windows(stream):
+        window.backward()
+    assert graphs.count == 1

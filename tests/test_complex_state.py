@@ -152,3 +152,23 @@ def test_complex_parameters_are_refused_where_their_gradient_is_measured():
     assert at.probe(model, nn.functional.mse_loss, x, y).state_norms[1:].min() > 0
     with pytest.raises(TypeError, match="parameter 'shift' is complex"):
         at.probe(model, nn.functional.mse_loss, x, y, parameters=True)
+
+
+def test_a_state_that_is_a_conjugate_is_carried():
+    class Turned(Rotating):
+        def core(self, inputs, state):
+            features = []
+            for x in inputs:
+                feature, (h, last) = super().core(x[None], state)
+                state = h.conj(), last
+                features.append(feature)
+            return torch.cat(features), state
+
+    x, y, _ = data()
+    tbptt = at.AdaptiveTBPTT(Turned(), nn.functional.mse_loss, at.FixedTruncation(10))
+    losses = [w.backward().item() for w in tbptt.windows(at.SequenceStream(x, y))]
+    state, expected, model = None, [], Turned()
+    for start in range(0, STEPS, 10):
+        features, state = model.core(x[start : start + 10], state)
+        expected.append(nn.functional.mse_loss(model.head(features), y[start : start + 10]).item())
+    assert losses == pytest.approx(expected, rel=1e-5)

@@ -236,6 +236,30 @@ def torchrun(folder, *options, count=2):
     )
 
 
+ENDED = """
+import os, time, adaptive_tbptt as at, torch.distributed as dist
+threads = lambda: len(os.listdir("/proc/self/task"))
+before = threads()
+with at.process_group():
+    import torch._dynamo  # as the first step of an optimiser does
+    dist.barrier()
+for _ in range(100):  # a thread may still be on its way out
+    if threads() > before:
+        time.sleep(0.1)
+print(threads() - before, flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_no_thread_of_the_group_outlives_it(tmp_path):
+    # One that does may crash the process when Python ends.
+    script = tmp_path / "ended.py"
+    script.write_text(ENDED)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    printed = subprocess.check_output([*command, str(script)], text=True)
+    assert printed.split() == ["0", "0"]
+
+
 def test_the_example_prints_the_same_on_two_processes():
     root = Path(__file__).parent.parent
     example = [str(root / "examples" / "distributed.py"), "--epochs", "1"]

@@ -31,23 +31,14 @@ def warn_of_cuts(recurrent: Recurrent, inputs: Nest) -> None:
         recurrent: the model.
         inputs: time first.
     """
-    few = map_leaves(lambda x: x[:_LOOK, :1], inputs)
-    steps = leaves(few)[0].shape[0]
-    if recurrent.cuts_checked or steps < 4:
+    if recurrent.cuts_checked or leaves(inputs)[0].shape[0] < 4:
         return
     recurrent.cuts_checked = True
-    with undisturbed(recurrent.module, train=False), torch.no_grad(), eager():
-        whole = recurrent.core(few, None)[0]
-        first, state = recurrent.core(map_leaves(lambda x: x[: steps // 2], few), None)
-        second = recurrent.core(map_leaves(lambda x: x[steps // 2 :], few), state)[0]
-    time = recurrent.time_dim
-    differences = [
-        _relative_difference(x, torch.cat([a, b], time))
-        for x, a, b in zip(leaves(whole), leaves(first), leaves(second), strict=True)
-        if x.dim() > time and x.shape[time] == steps
-    ]
-    largest = max(differences, default=0.0)
-    if largest > _rounding(recurrent):
+    try:
+        largest = _change_by_a_cut(recurrent, map_leaves(lambda x: x[:_LOOK], inputs))
+    except Exception:  # who may not be called so is not to be stopped by a look
+        return
+    if largest:
         warnings.warn(
             f"the outputs of {recurrent.name} depend on how a sequence is cut, by up to "
             f"{largest:.0%}: it looks along time besides its state, as a convolution or a "
@@ -56,6 +47,25 @@ def warn_of_cuts(recurrent: Recurrent, inputs: Nest) -> None:
             UserWarning,
             stacklevel=2,
         )
+
+
+def _change_by_a_cut(recurrent: Recurrent, inputs: Nest) -> float:
+    """Return the largest relative change of the outputs that is more than rounding."""
+    steps, rows = leaves(inputs)[0].shape[:2]
+    middle = steps // 2
+    with undisturbed(recurrent.module, train=False), torch.no_grad(), eager():
+        whole, again = (recurrent.core(inputs, None)[0] for _ in range(2))
+        first, state = recurrent.core(map_leaves(lambda x: x[:middle], inputs), None)
+        second, _ = recurrent.core(map_leaves(lambda x: x[middle:], inputs), state)
+    largest = 0.0
+    for x, same, a, b in zip(*map(leaves, (whole, again, first, second)), strict=True):
+        parts = ((x, steps), (a, middle), (b, steps - middle))
+        known = all(recurrent.is_laid_out(part, length, rows) for part, length in parts)
+        if known and (x.is_floating_point() or x.is_complex()) and torch.equal(x, same):
+            change = _relative_difference(x, torch.cat([a, b], recurrent.time_dim))
+            if change > _rounding(recurrent, x.dtype):
+                largest = max(largest, change)
+    return largest
 
 
 def warn_of_no_mean(
@@ -69,38 +79,29 @@ def warn_of_no_mean(
         recurrent: the model.
         loss_fn: a mean over time and batch, one hopes.
         outputs: of some steps, in the model's layout.
-        targets: time first.
+        targets: time first, on any device.
         weigh: how many losses some targets hold.
     """
     recurrent.losses_seen += 1
-    steps = leaves(targets)[0].shape[0]
+    steps, rows = leaves(targets)[0].shape[:2]
     if recurrent.losses_seen.bit_count() != 1 or steps < 2:
         return
-    time = recurrent.time_dim
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        for module in (recurrent.module, loss_fn):
-            if isinstance(module, nn.Module):
-                stack.enter_context(undisturbed(module))
-        if any(x.dim() <= time or x.shape[time] != steps for x in leaves(outputs)):
-            return
-        whole, again = (float(recurrent.loss_of(loss_fn, outputs, targets)) for _ in range(2))
-        parts = []
-        for half in (slice(None, steps // 2), slice(steps // 2, None)):
-            some = map_leaves(lambda x, half=half: x[half], targets)
-            weight = weigh(some)
-            if weight > 0:
-                index = (slice(None), half) if time else (half,)
-                out = map_leaves(lambda x, index=index: x[index], outputs)
-                parts.append((float(recurrent.loss_of(loss_fn, out, some)), weight))
+    if not all(recurrent.is_laid_out(x, steps, rows) for x in leaves(outputs)):
+        return
+    try:
+        whole, again, parts, number = _halves(recurrent, loss_fn, outputs, targets, weigh)
+    except Exception:  # who may not be called so is not to be stopped by a look
+        return
     total = sum(weight for _, weight in parts)
     if whole != again or not math.isfinite(whole) or not total:  # random, or of no use anyway
         return
     mean = sum(value * weight / total for value, weight in parts)
-    scale = max(abs(whole), *(abs(value) for value, _ in parts))
-    if abs(whole - mean) <= _rounding(recurrent) * scale:
+    sizes = [abs(value) for value, _ in parts]
+    scale = max(abs(whole), *sizes)
+    if abs(whole - mean) <= _rounding(recurrent, number) * scale:
         return
-    if len(parts) == 2 and abs(whole - sum(value for value, _ in parts)) <= 1e-3 * scale:
+    both = len(parts) == 2 and min(sizes) > 1e-2 * scale  # a half without targets adds nothing
+    if both and abs(whole - sum(value for value, _ in parts)) <= 1e-3 * scale:
         raise ValueError(
             "the loss is a sum: it must be a mean over time and batch, so that windows of other "
             "lengths weigh the same"
@@ -115,15 +116,39 @@ def warn_of_no_mean(
     )
 
 
+def _halves(
+    recurrent: Recurrent, loss_fn: LossFn, outputs: Any, targets: Nest, weigh: Weigh
+) -> tuple[float, float, list[tuple[float, float]], torch.dtype]:
+    """Return the loss, the loss again, loss and weight of each half, and the number format."""
+    middle = leaves(targets)[0].shape[0] // 2
+    placed = recurrent.place(targets)
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(eager())
+        for module in (recurrent.module, loss_fn):
+            if isinstance(module, nn.Module):
+                stack.enter_context(undisturbed(module))
+        whole, again = (recurrent.loss_of(loss_fn, outputs, placed) for _ in range(2))
+        parts = []
+        for half in (slice(None, middle), slice(middle, None)):
+            weight = weigh(map_leaves(lambda x, half=half: x[half], targets))
+            if weight > 0:
+                index = (slice(None), half) if recurrent.batch_first else (half,)
+                out = map_leaves(lambda x, index=index: x[index], outputs)
+                some = map_leaves(lambda x, half=half: x[half], placed)
+                parts.append((float(recurrent.loss_of(loss_fn, out, some)), weight))
+    return float(whole), float(again), parts, whole.dtype
+
+
 def _relative_difference(a: Tensor, b: Tensor) -> float:
     size = wide(a.abs()).max()
     return float((wide((a - b).abs())).max() / size) if size > 0 else 0.0
 
 
-def _rounding(recurrent: Recurrent) -> float:
+def _rounding(recurrent: Recurrent, number: torch.dtype) -> float:
     """How far apart equal numbers may be: kernels sum in another order for another length."""
     first = next(recurrent.module.parameters(), None)
     cast = autocast_format(recurrent.device)
-    formats = [f for f in (cast, first.dtype if first is not None else None) if f is not None]
-    eps = max((torch.finfo(f).eps for f in formats), default=0.0)
+    formats = [f for f in (number, cast, None if first is None else first.dtype) if f is not None]
+    eps = max(torch.finfo(f).eps for f in formats if f.is_floating_point or f.is_complex)
     return max(1e-3, 8 * eps)

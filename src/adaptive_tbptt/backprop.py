@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .assumptions import warn_of_cuts, warn_of_no_mean
-from .compiled import eager
+from .compiled import eager, plain
 from .model import LossFn, Nest, Recurrent, slice_steps
 from .precision import forget_casts
 from .state import State, detach, leaves, map_leaves, reset_rows
@@ -108,12 +108,12 @@ def window_forward(
     state = detach(state)
     stops = {context, *marks} - {0}
     states: dict[int, State] = {}
-    read: list[Any] = []
+    read: list[Piece] = []
     for piece in run(recurrent, segment, state, stops):
         if piece.stop in (*stops, segment.steps):  # not where a row happens to start anew
             states[piece.stop] = detach(piece.state)
         if piece.start >= context:
-            read.append(piece.features)
+            read.append(piece)
     targets = slice_steps(segment.targets, context, None)
     weight = weigh(targets)
     if weight > 0:
@@ -125,24 +125,53 @@ def window_forward(
 
 
 def loss_of_pieces(
-    recurrent: Recurrent, loss_fn: LossFn, read: list[Any], targets: Nest, weigh: Weigh
+    recurrent: Recurrent, loss_fn: LossFn, pieces: list[Piece], targets: Nest, weigh: Weigh
 ) -> Tensor:
-    """Return the loss of consecutive pieces: one call of head and loss, wherever rows start anew.
+    """Return the loss of consecutive pieces.
+
+    Where the features of a core are `(time, batch, ...)`, head and loss are called once, wherever
+    rows start anew. Outputs may have any layout: they are not joined, and the pieces' means are
+    weighted by their losses.
 
     Args:
         recurrent: the model.
         loss_fn: a mean over time and batch.
-        read: what the head reads, piece by piece.
+        pieces: of which some target counts.
         targets: of all of them, on any device.
         weigh: how many losses some targets hold.
     """
-    features = read[0]
-    if len(read) > 1:
-        features = map_leaves(lambda *parts: torch.cat(parts, recurrent.time_dim), *read)
-    placed = recurrent.place(targets)
+    if len(pieces) == 1 or _can_be_joined(recurrent, pieces, targets):
+        features = pieces[0].features
+        if len(pieces) > 1:
+            read = [piece.features for piece in pieces]
+            features = map_leaves(lambda *parts: torch.cat(parts, recurrent.time_dim), *read)
+        return _loss(recurrent, loss_fn, features, targets, weigh)
+    first, values, weights = pieces[0].start, [], []
+    for piece in pieces:
+        some = slice_steps(targets, piece.start - first, piece.stop - first)
+        weight = weigh(some)
+        if weight > 0:
+            values.append(_loss(recurrent, loss_fn, piece.features, some, weigh))
+            weights.append(weight)
+    shares = [weight / sum(weights) for weight in weights]
+    return torch.stack([value * share for value, share in zip(values, shares, strict=True)]).sum()
+
+
+def _can_be_joined(recurrent: Recurrent, pieces: list[Piece], targets: Nest) -> bool:
+    rows = leaves(targets)[0].shape[1]
+    return recurrent.has_features and all(
+        recurrent.is_laid_out(leaf, piece.stop - piece.start, rows)
+        for piece in pieces
+        for leaf in leaves(piece.features)
+    )
+
+
+def _loss(
+    recurrent: Recurrent, loss_fn: LossFn, features: Any, targets: Nest, weigh: Weigh
+) -> Tensor:
     outputs = recurrent.head(features)
-    warn_of_no_mean(recurrent, loss_fn, outputs, placed, weigh)
-    return recurrent.loss_of(loss_fn, outputs, placed)
+    warn_of_no_mean(recurrent, loss_fn, outputs, targets, weigh)
+    return recurrent.loss_of(loss_fn, outputs, recurrent.place(targets))
 
 
 def refuse_sums(loss_fn: LossFn) -> None:
@@ -157,19 +186,24 @@ def refuse_sums(loss_fn: LossFn) -> None:
 def default_weigh(loss_fn: LossFn) -> Weigh:
     """Count every step of every row, as a loss with `ignore_index` and class weights does.
 
-    A loss that is no module does not say what it ignores; torch's functions ignore -100.
+    A loss that is no module does not say what it ignores; torch's functions ignore -100 among
+    targets that are classes, which are int64.
     """
-    ignored = getattr(loss_fn, "ignore_index", None if isinstance(loss_fn, nn.Module) else -100)
-    weighted = isinstance(loss_fn, nn.CrossEntropyLoss | nn.NLLLoss)
-    weights = getattr(loss_fn, "weight", None) if weighted else None
+    function = not isinstance(loss_fn, nn.Module)
+    loss = loss_fn if function else plain(loss_fn)  # type: ignore[arg-type]
+    ignored = getattr(loss, "ignore_index", -100 if function else None)
+    weighted = isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
+    weights = getattr(loss, "weight", None) if weighted else None
 
     def weigh(targets: Nest) -> float:
         first = leaves(targets)[0]
-        if ignored is None or first.is_floating_point():
+        guessed = function and first.dtype != torch.int64
+        if ignored is None or guessed or first.is_floating_point():
             return float(first.shape[0] * first.shape[1])
+        first = first.long()  # -100 is 156 among bytes
         counted = first != ignored
         if weights is None:
             return float(counted.sum())
-        return float(weights.to(first.device)[first[counted].long()].sum())
+        return float(weights.to(first.device)[first[counted]].sum())
 
     return weigh

@@ -73,7 +73,7 @@ def evaluate_sum(
             with eager(segment.steps != chunk or segment.resets is not None):
                 read = []
                 for piece in run(recurrent, segment, state):
-                    read.append(piece.features)
+                    read.append(piece)
                     state = detach(piece.state)
                 weight = weigh(segment.targets)
                 if weight > 0:

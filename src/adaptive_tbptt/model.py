@@ -150,6 +150,11 @@ class Recurrent:
         """The dimension of time in what the module returns."""
         return 1 if self.batch_first else 0
 
+    def is_laid_out(self, leaf: Tensor, steps: int, rows: int) -> bool:
+        """Whether what the module returned may be `(time, batch, ...)`, or batch first."""
+        shape = tuple(leaf.shape[:2])
+        return shape == ((rows, steps) if self.batch_first else (steps, rows))
+
     @property
     def has_features(self) -> bool:
         """Whether the readout's input is exposed, so that lag 0 can be measured."""

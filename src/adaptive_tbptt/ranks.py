@@ -9,6 +9,7 @@ a collective call, so the first rank's decisions are everyone's.
 from __future__ import annotations
 
 import datetime
+import importlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,12 @@ from .profile import LagProfile
 from .run_folder import TrainingError
 from .shard import RowShard
 from .stream import Stream
+
+if dist.is_available():
+    # Its functions take the group that exists when they are imported as their default, and the
+    # first step of an optimiser imports them, by way of torch.compile. A group kept alive by that
+    # has threads which crash when Python ends, so let it be now, while there is none.
+    importlib.import_module("torch.distributed.nn")
 
 Flags = NDArray[np.bool_]
 Packed = list[list[Any]]

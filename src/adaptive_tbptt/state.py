@@ -104,7 +104,7 @@ def detach(state: State) -> State:
 
 def as_real(nest: State) -> State:
     """View complex leaves as pairs of real numbers, in a last dimension of two."""
-    return map_leaves(lambda x: torch.view_as_real(x) if x.is_complex() else x, nest)
+    return map_leaves(lambda x: torch.view_as_real(x.resolve_conj()) if x.is_complex() else x, nest)
 
 
 def _with_dims(fn: Callable[..., Tensor], dims: BatchDims, state: State, *others: State) -> State:
