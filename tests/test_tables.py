@@ -39,6 +39,14 @@ def test_the_command_is_that_of_the_cells_not_of_the_options():
         command_of(chosen, "paper", [*cells, made("K=20", 0, k=20, m=5)])
 
 
+def test_a_table_of_shorter_runs_says_so(tmp_path):
+    chosen = experiment("copy-fixed")
+    for epochs, said in ((20, True), (210, False)):
+        write_tables(chosen, [{**fake("K=10", 0, 1.04), "epochs": epochs}], tmp_path, "command")
+        text = (tmp_path / "table.md").read_text()
+        assert ("those of 210 epochs, ours of 20." in text) is said
+
+
 def test_cells_of_another_experiment_or_preset_are_refused():
     for name, preset in (("copy-fixed", "quick"), ("copy-variable", "paper")):
         base = experiment(name).presets[preset][0].changed(k=10)

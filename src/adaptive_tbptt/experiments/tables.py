@@ -145,12 +145,20 @@ def _markdown(
         "Test numbers are those of the parameters with the best validation number; standard "
         "deviations over initialisations are in parentheses; our best is in bold.",
         "",
-        *(f"- {remark}" for remark in experiment.remarks),
+        *(f"- {remark}" for remark in (*_budget(experiment, cells), *experiment.remarks)),
         f"- {_verdicts(cells)}",
         "",
         _origin(cells, command),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _budget(experiment: Experiment, cells: list[dict[str, Any]]) -> list[str]:
+    """Say where the paper's numbers come from longer training."""
+    whole, ours = experiment.presets["paper"][0].epochs, max(cell["epochs"] for cell in cells)
+    if not experiment.printed or ours >= whole:
+        return []
+    return [f"The paper's numbers are those of {whole} epochs, ours of {ours}."]
 
 
 def _verdicts(cells: list[dict[str, Any]]) -> str:
