@@ -42,7 +42,7 @@ def write_figures(experiment: Experiment, cells: Cells, folder: Path) -> list[Pa
         )
         if any("delta" in variant for variant in experiment.variants.values()):
             figures["k_used.png"] = _curves(experiment, cells, "k", "truncation length K (steps)")
-    if all(cell["repeats"] for cell in cells):
+    if all(len(cell["repeats"]) > 1 for cell in cells):  # one epoch is no curve
         figures["k.png"] = _repeats(experiment, cells, "k", "truncation length K (steps)")
         figures["bias.png"] = _repeats(
             experiment, cells, "relative_bias", "estimated relative bias at K"
