@@ -19,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from adaptive_tbptt.checkpoint import load, load_model
-from adaptive_tbptt.files import write_text
-from adaptive_tbptt.tasks.copy_data import BLANK, MARKER, Symbols
-from adaptive_tbptt.tasks.copy_task import CopyConfig
+from adaptive_tbptt.train.checkpoint import load, load_model
+from adaptive_tbptt.train.files import write_text
+from atbptt_paper.tasks.copy_data import BLANK, MARKER, Symbols
+from atbptt_paper.tasks.copy_task import CopyConfig
 
 
 class Parts(NamedTuple):

@@ -25,9 +25,9 @@ import torch
 from torch.nn import functional as F
 
 import adaptive_tbptt as at
-from adaptive_tbptt.experiments.run import make_optimizer
-from adaptive_tbptt.tasks.copy_data import read_arrays
-from adaptive_tbptt.tasks.copy_task import PRESETS, CopyConfig
+from atbptt_paper.experiments.run import make_optimizer
+from atbptt_paper.tasks.copy_data import read_arrays
+from atbptt_paper.tasks.copy_task import PRESETS, CopyConfig
 
 PIECE = 500
 Windows = Callable[[int, int], Iterator[tuple[int, int, int]]]

@@ -19,11 +19,11 @@ import torch
 from matplotlib.figure import Figure
 
 import adaptive_tbptt as at
-from adaptive_tbptt.experiments.run import make_optimizer
-from adaptive_tbptt.origin import origin
-from adaptive_tbptt.palette import BLUE, GREEN, ORANGE, VERMILION
-from adaptive_tbptt.probe import probe_segment
-from adaptive_tbptt.tasks.language_task import PRESETS, LanguageConfig
+from adaptive_tbptt.diagnosis.palette import BLUE, GREEN, ORANGE, VERMILION
+from adaptive_tbptt.measure.lag_probe import probe_segment
+from adaptive_tbptt.train.provenance import origin
+from atbptt_paper.experiments.run import make_optimizer
+from atbptt_paper.tasks.language_task import PRESETS, LanguageConfig
 
 DELTAS = (0.9, 0.5, 0.1)
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -32,11 +32,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "no weight decay": {"weight_decay": 0.0},
     "neither": {"dropout": 0.0, "weight_decay": 0.0},
 }
-GAUGES: dict[str, at.Gauge] = {
-    "printed": at.PaperGauge(),
-    "release": at.ReleaseGauge(),
-    "parameter bound": at.ParameterGauge(),
-    "measured": at.MeasuredGauge(),
+GAUGES: dict[str, at.truncate.Gauge] = {
+    "printed": at.truncate.PaperGauge(),
+    "release": at.truncate.ReleaseGauge(),
+    "parameter bound": at.truncate.ParameterGauge(),
+    "measured": at.truncate.MeasuredGauge(),
 }
 # The printed estimate with ||c_k|| for phi_k: what the choice of the norm alone does. No bound,
 # but neither is the printed one.
@@ -44,7 +44,7 @@ EXCHANGED = "printed, of c_k"
 COLUMNS = ("printed", EXCHANGED, "release", "parameter bound", "measured")
 
 
-def measure(recurrent: at.Recurrent, config: LanguageConfig, stream: Any, probes: int) -> Any:
+def measure(recurrent: at.model.Recurrent, config: LanguageConfig, stream: Any, probes: int) -> Any:
     """Return the profile of several probes, the contributions of each probe as one group."""
     generator = torch.Generator().manual_seed(1)
     profiles = []
@@ -60,10 +60,10 @@ def measure(recurrent: at.Recurrent, config: LanguageConfig, stream: Any, probes
         )
         assert profile.contributions is not None
         profiles.append(replace(profile, contributions=profile.contributions.merged()))
-    return at.LagProfile.concatenate(profiles)
+    return at.estimate.LagProfile.concatenate(profiles)
 
 
-def look(recurrent: at.Recurrent, config: LanguageConfig, stream: Any, probes: int) -> Any:
+def look(recurrent: at.model.Recurrent, config: LanguageConfig, stream: Any, probes: int) -> Any:
     """Return beta of state and parameters, of each part, and K by every gauge."""
     profile = measure(recurrent, config, stream, probes)
     assert profile.contributions is not None
@@ -94,7 +94,7 @@ def run(config: LanguageConfig, path: Path, epochs: int, probes: int, last_probe
     """Train and look after every epoch; write everything at the end."""
     streams, model = config.streams(), config.model()
     torch.manual_seed(config.seed)  # dropout
-    recurrent = at.as_recurrent(model)
+    recurrent = at.model.as_recurrent(model)
     looks = [{"epoch": 0, **look(recurrent, config, streams["train"], probes)}]
 
     def note(trainer: at.Trainer, metrics: dict[str, Any]) -> None:

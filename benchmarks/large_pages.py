@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 
 import adaptive_tbptt as at
-from adaptive_tbptt.experiments.run import make_optimizer
-from adaptive_tbptt.tasks.language_task import PRESETS
+from atbptt_paper.experiments.run import make_optimizer
+from atbptt_paper.tasks.language_task import PRESETS
 
 OPTION = "THP_MEM_ALLOC_ENABLE"
 

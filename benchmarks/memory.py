@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from benchmarks.bench import Size
+from benchmarks.bench_tables import machine
 from torch import Tensor, nn
 
 import adaptive_tbptt as at
-from adaptive_tbptt.experiments.bench import Size
-from adaptive_tbptt.experiments.bench_tables import machine
-from adaptive_tbptt.origin import commit
-from adaptive_tbptt.tasks.sequence_model import symbol_loss
+from adaptive_tbptt.train.provenance import commit
+from atbptt_paper.tasks.sequence_model import symbol_loss
 
 ROWS, CHUNK = 8, 1000
 
@@ -65,7 +65,7 @@ def training(steps: int) -> int:
 def probing(window: int) -> int:
     """Probe an LSTM of 128 units, 64 rows; return by how much the peak exceeds what was held."""
     size = Size("", 128, 1, 20, 64, window, (), 0, 0)
-    model = at.as_recurrent(size.model())
+    model = at.model.as_recurrent(size.model())
     inputs, targets, _ = size.stream(window).segment(0, window)
     at.probe(model, symbol_loss, inputs[:20], targets[:20])
     before = held()

@@ -21,22 +21,22 @@ import torch
 from matplotlib.figure import Figure
 
 import adaptive_tbptt as at
-from adaptive_tbptt.experiments.run import make_optimizer
-from adaptive_tbptt.palette import GREEN, ORANGE, SKY, VERMILION
-from adaptive_tbptt.probe import probe_segment
-from adaptive_tbptt.tasks.copy_task import PRESETS, CopyConfig
+from adaptive_tbptt.diagnosis.palette import GREEN, ORANGE, SKY, VERMILION
+from adaptive_tbptt.measure.lag_probe import probe_segment
+from atbptt_paper.experiments.run import make_optimizer
+from atbptt_paper.tasks.copy_task import PRESETS, CopyConfig
 
 EPOCHS = [0, 1, 3, 5, *range(10, 61, 10), *range(80, 201, 20), 210]
 DELTAS = (0.5, 0.1)
 TRUE_KS = [1, 2, 3, 4, 5, 6, 7, *range(8, 20), 20, 22, 25, 30, 40, 60]
 # As in training, where 4 fresh probes join up to 28 of earlier estimates; a snapshot has none, so
 # all are fresh.
-PROBES = at.Probes(fresh=32, budget=32, remembered=0)
-GAUGES: dict[str, at.Gauge] = {
-    "printed": at.PaperGauge(tau=0.8),
-    "release": at.ReleaseGauge(tau=0.8),
-    "parameter bound": at.ParameterGauge(probes=PROBES),
-    "measured": at.MeasuredGauge(probes=PROBES),
+PROBES = at.truncate.Probes(fresh=32, budget=32, remembered=0)
+GAUGES: dict[str, at.truncate.Gauge] = {
+    "printed": at.truncate.PaperGauge(tau=0.8),
+    "release": at.truncate.ReleaseGauge(tau=0.8),
+    "parameter bound": at.truncate.ParameterGauge(probes=PROBES),
+    "measured": at.truncate.MeasuredGauge(probes=PROBES),
 }
 
 
@@ -85,14 +85,14 @@ def truth(model: Any, config: CopyConfig, stream: at.SequenceStream) -> list[dic
 
 
 def choices(
-    recurrent: at.Recurrent, config: CopyConfig, stream: at.SequenceStream, repeats: int
+    recurrent: at.model.Recurrent, config: CopyConfig, stream: at.SequenceStream, repeats: int
 ) -> list[dict[str, Any]]:
     """Let every gauge choose K, `repeats` times, each on probes of its own."""
     found = []
     generator = torch.Generator().manual_seed(2)
     sketch = max(gauge.sketch for gauge in GAUGES.values())
     for repeat in range(repeats):
-        profiles: list[at.LagProfile] = []
+        profiles: list[at.estimate.LagProfile] = []
         for name, gauge in GAUGES.items():
             for delta in DELTAS:
                 rule = at.BiasTolerance(
@@ -231,7 +231,7 @@ def main() -> None:
     config = PRESETS["paper"].changed(k=given.k, data=given.data)
     train(config, given.work)
     stream, model = config.streams()["train"], config.model()
-    recurrent = at.as_recurrent(model)
+    recurrent = at.model.as_recurrent(model)
     cells = given.out / "cells"
     cells.mkdir(parents=True, exist_ok=True)
     points = []

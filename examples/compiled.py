@@ -58,7 +58,9 @@ def main() -> None:
     model: Any = torch.compile(units, backend=options.backend)
     optimizer = torch.optim.Adam(units.parameters(), lr=1e-2)
     # Three graphs per bucket at most; torch keeps eight per function before it gives up.
-    controller = at.Bucketed(at.BiasTolerance(delta=0.1, k_max=16, window=40), buckets=(8, 16))
+    controller = at.truncate.Bucketed(
+        at.BiasTolerance(delta=0.1, k_max=16, window=40), buckets=(8, 16)
+    )
     tbptt = at.AdaptiveTBPTT(model, nn.MSELoss(), controller)
     for epoch in range(options.epochs):
         for window in tbptt.windows(stream):

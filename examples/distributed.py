@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--device", default="cpu", help="cpu, or cuda for one GPU per process")
     options = parser.parse_args()
-    with at.process_group(options.device) as device:
+    with at.distributed.process_group(options.device) as device:
         train(options.epochs, device)
 
 

@@ -21,7 +21,9 @@ class DelayedSum(TBPTTModule):
     """A GRU that is to output the sum of its inputs of 3 and of 8 steps ago."""
 
     def __init__(self, hidden: int = 32, delta: float = 0.1) -> None:
-        super().__init__(clip=at.Clip(1.0))  # carry=False where batches do not continue each other
+        super().__init__(
+            clip=at.loop.Clip(1.0)
+        )  # carry=False where batches do not continue each other
         self.save_hyperparameters()
         self.gru = nn.GRU(1, hidden)
         self.readout = nn.Linear(hidden, 1)

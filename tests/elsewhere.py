@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from adaptive_tbptt.precision import NO_FLOAT64
+from adaptive_tbptt._torch.number_formats import NO_FLOAT64
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import adaptive_tbptt as at
-from adaptive_tbptt.state import leaves, map_leaves
+from adaptive_tbptt.data.nest import leaves, map_leaves
 
 Run = Callable[[Any, Any], tuple[Any, Any]]
 
@@ -122,7 +122,7 @@ def along(v: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda outputs, targets: (outputs @ v).mean()
 
 
-class Scripted(at.Controller):
+class Scripted(at.truncate.Controller):
     """Goes through a list of truncation lengths, one per estimate; asks for tiny probes."""
 
     def __init__(self, ks: list[int]) -> None:
@@ -131,15 +131,17 @@ class Scripted(at.Controller):
     window = 2
     k_max = property(lambda self: max(self.ks))
 
-    def init(self) -> at.Control:
-        return at.Control(self.ks[0], memory=(1.0,))
+    def init(self) -> at.truncate.Control:
+        return at.truncate.Control(self.ks[0], memory=(1.0,))
 
-    def update(self, control: at.Control, profile: at.LagProfile) -> at.Control:
+    def update(
+        self, control: at.truncate.Control, profile: at.estimate.LagProfile
+    ) -> at.truncate.Control:
         index = int(control.memory[0])
         k = self.ks[min(index, len(self.ks) - 1)]
-        return at.Control(k, memory=(index + 1.0,))
+        return at.truncate.Control(k, memory=(index + 1.0,))
 
-    def assess(self, control: at.Control, k: int) -> None:
+    def assess(self, control: at.truncate.Control, k: int) -> None:
         return None
 
 

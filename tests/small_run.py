@@ -50,7 +50,8 @@ def build(run_dir=None, controller=None, *, device="cpu", **options):
     controller = controller or at.BiasTolerance(delta=0.3, k_max=12, window=20, k_init=4)
     return at.Trainer(
         model, F.mse_loss, optimizer, controller, run_dir=run_dir, scheduler=scheduler,
-        clip=at.Clip(1.0, per_loss=True), estimates_per_epoch=3, burn_in=3, show=False, **options,
+        clip=at.loop.Clip(1.0, per_loss=True), estimates_per_epoch=3, burn_in=3, show=False,
+        **options,
     )  # fmt: skip
 
 

@@ -241,4 +241,4 @@ def test_curves_that_are_no_norms():
     with pytest.raises(ValueError, match="like phi"):
         at.bias_bound(0.5 ** np.arange(11.0), fit, gradient_norms=np.ones(3))
     with pytest.raises(ValueError, match="at least two samples"):
-        at.bootstrap(np.ones((11, 1)), fit)
+        at.estimate.bootstrap(np.ones((11, 1)), fit)

@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import adaptive_tbptt as at
-from adaptive_tbptt.tasks.copy_task import PRESETS
-from adaptive_tbptt.tasks.sequence_model import symbol_loss
+from atbptt_paper.tasks.copy_task import PRESETS
+from atbptt_paper.tasks.sequence_model import symbol_loss
 
 from .elsewhere import other_device
 from .small_run import build, streams
@@ -18,7 +18,12 @@ pytestmark = [
 ]
 
 STEPS, ROWS = 80, 4
-GAUGES = [at.PaperGauge(), at.ReleaseGauge(), at.ParameterGauge(size=64), at.MeasuredGauge(size=64)]
+GAUGES = [
+    at.truncate.PaperGauge(),
+    at.truncate.ReleaseGauge(),
+    at.truncate.ParameterGauge(size=64),
+    at.truncate.MeasuredGauge(size=64),
+]
 
 
 class Cell(nn.Module):

@@ -14,7 +14,7 @@ import typer
 from griffe import Class, GriffeLoader
 
 import adaptive_tbptt
-from adaptive_tbptt.cli import app
+from atbptt_paper.cli import app
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

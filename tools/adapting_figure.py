@@ -18,14 +18,14 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import adaptive_tbptt as at
-from adaptive_tbptt.experiments.run import make_optimizer
-from adaptive_tbptt.figures import BLUE, ORANGE, SKY, VERMILION
-from adaptive_tbptt.tasks.copy_task import PRESETS, CopyConfig
+from adaptive_tbptt.diagnosis.figures import BLUE, ORANGE, SKY, VERMILION
+from atbptt_paper.experiments.run import make_optimizer
+from atbptt_paper.tasks.copy_task import PRESETS, CopyConfig
 
 SEGMENTS = 32  # arbitrary: times 64 rows, 2048 losses
 
 
-def mean_gradient(model: Any, loss_fn: Any, segments: list[at.Segment], k: int) -> Tensor:
+def mean_gradient(model: Any, loss_fn: Any, segments: list[at.data.Segment], k: int) -> Tensor:
     """Return the mean gradient of the last step's loss of every row, lags 0..k kept."""
     parameters = list(model.parameters())
     total = torch.zeros(sum(p.numel() for p in parameters))

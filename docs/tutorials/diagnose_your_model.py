@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import adaptive_tbptt as at
-from adaptive_tbptt.figures import BLUE, VERMILION
+from adaptive_tbptt.diagnosis.figures import BLUE, VERMILION
 
 OUT = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/tutorials")
 torch.manual_seed(0)

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import adaptive_tbptt as at
-from adaptive_tbptt.figures import BLUE, GREEN, ORANGE, PURPLE, VERMILION
+from adaptive_tbptt.diagnosis.figures import BLUE, GREEN, ORANGE, PURPLE, VERMILION
 
 OUT = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/tutorials")
 torch.manual_seed(0)
@@ -62,7 +62,7 @@ def run(controller, epochs=9):
         torch.optim.Adam(model.parameters(), lr=1e-2),
         controller,
         step_scale="none",  # Adam scales its own steps
-        clip=at.Clip(1.0),
+        clip=at.loop.Clip(1.0),
         show=False,
     )
     return trainer.fit(train_stream, valid_stream, epochs=epochs).history

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import adaptive_tbptt as at
-from adaptive_tbptt.figures import BLUE, ORANGE, VERMILION
+from adaptive_tbptt.diagnosis.figures import BLUE, ORANGE, VERMILION
 
 OUT = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/tutorials")
 CUES, HOLD = 4, 8
@@ -106,7 +106,9 @@ def train(controller, epochs=8):
     return scores, tbptt
 
 
-tolerance = at.BiasTolerance(delta=0.1, k_min=5, k_max=100, window=120, gauge=at.ReleaseGauge())
+tolerance = at.BiasTolerance(
+    delta=0.1, k_min=5, k_max=100, window=120, gauge=at.truncate.ReleaseGauge()
+)
 settings = {
     "K = 5": at.FixedTruncation(5),
     "K = 40": at.FixedTruncation(40),

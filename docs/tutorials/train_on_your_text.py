@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import adaptive_tbptt as at
-from adaptive_tbptt.figures import BLUE, ORANGE
+from adaptive_tbptt.diagnosis.figures import BLUE, ORANGE
 
 OUT = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/tutorials")
 text = Path(sys.argv[2]).read_text() if len(sys.argv) > 2 else "\n".join(topics.values())
@@ -82,7 +82,7 @@ torch.manual_seed(0)
 model = Characters(len(letters))
 optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 tolerance = at.BiasTolerance(delta=0.1, k_max=60, window=80)
-control = at.Smoothed(tolerance)
+control = at.truncate.Smoothed(tolerance)
 tbptt = at.AdaptiveTBPTT(model, loss_fn, control, losses=20, estimates_per_epoch=3)
 losses = []
 for epoch in range(5):

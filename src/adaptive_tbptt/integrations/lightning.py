@@ -21,13 +21,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
-from ..chunks import ChunkStream, shuffles
-from ..clip import Clip
-from ..denormals import flushed_denormals
-from ..step_scale import Rule, StepScale
-from ..stream import Segment, time_first
-from ..window import Window
-from ..windows import AdaptiveTBPTT
+from .._torch.denormals import flushed_denormals
+from ..data.chunks import ChunkStream, shuffles
+from ..data.segment import Segment, time_first
+from ..loop.adaptive import AdaptiveTBPTT
+from ..loop.clipping import Clip
+from ..loop.step_scale import Rule, StepScale
+from ..loop.window import Window
 
 try:
     from lightning.pytorch import Callback, LightningModule
@@ -36,6 +36,7 @@ except ImportError as error:
     raise ImportError(
         "Lightning is not installed: pip install 'adaptive-tbptt[lightning]'"
     ) from error
+
 
 KEY = "adaptive_tbptt"  # in Lightning's checkpoints
 
@@ -112,7 +113,7 @@ class TBPTTModule(LightningModule):
     >>> import adaptive_tbptt as at
     >>> class Mine(TBPTTModule):
     ...     def __init__(self):
-    ...         super().__init__(clip=at.Clip(1.0))
+    ...         super().__init__(clip=at.loop.Clip(1.0))
     ...         self.model = nn.GRU(3, 4)
     ...         controller = at.BiasTolerance(delta=0.1, k_max=50)
     ...         self.tbptt = at.AdaptiveTBPTT(self.model, nn.MSELoss(), controller)

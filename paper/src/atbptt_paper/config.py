@@ -1,0 +1,240 @@
+"""What a run is made of: every hyperparameter with its help text, presets, TOML in and out."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from torch import nn
+
+from adaptive_tbptt.data.stream import SequenceStream
+from adaptive_tbptt.loop.clipping import Clip
+from adaptive_tbptt.loop.step_scale import Rule
+from adaptive_tbptt.model.recurrent import LossFn
+from adaptive_tbptt.truncate.bias_tolerance import BiasTolerance
+from adaptive_tbptt.truncate.controller import Controller
+from adaptive_tbptt.truncate.fixed import FixedTruncation
+from adaptive_tbptt.truncate.gauges import Gauge, PaperGauge, ReleaseGauge
+from adaptive_tbptt.truncate.parameter_gauges import MeasuredGauge, ParameterGauge
+from adaptive_tbptt.truncate.wrappers import RateLimited
+
+if TYPE_CHECKING:
+    from adaptive_tbptt.train.trainer import Trainer
+
+from adaptive_tbptt.train.files import read_toml
+
+GAUGES: dict[str, type[Gauge]] = {
+    "paper": PaperGauge,
+    "release": ReleaseGauge,
+    "parameter": ParameterGauge,
+    "measured": MeasuredGauge,
+}
+
+
+def option(default: Any, text: str) -> Any:
+    """Declare a field with its help text."""
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(ABC):
+    """What every task has in common. Exactly one of `delta` and `k` is set for a run."""
+
+    task: ClassVar[str]
+    score: ClassVar[str]  # validation and test metrics are called valid_SCORE and test_SCORE
+
+    delta: float | None = option(None, "tolerated relative bias of the gradient, in (0, 1)")
+    k: int | None = option(None, "fixed truncation length, instead of --delta")
+    name: str | None = option(None, "what tables call the run; K=... or delta=... by default")
+    epochs: int = option(210, "passes over the training data")
+    seed: int = option(0, "of the initial parameters and of the probes")
+    lr: float = option(1.0, "learning rate, before it is scaled with K")
+    step_scale: str = option("sqrt", "scale the rate with K2: sqrt, linear or none")
+    plain_fixed: bool = option(False, "do not scale the rate where K is fixed")
+    optimizer: str = option("sgd", "sgd, adadelta or adam")
+    momentum: float = option(0.0, "momentum of sgd")
+    lr_decay: float = option(1.0, "factor on the learning rate after every epoch")
+    weight_decay: float = option(0.0, "L2 penalty")
+    clip: float = option(1.0, "gradient norm above which it is clipped, divided by K2; 0 is off")
+    losses: float = option(1.0, "losses per window (K2), as a multiple of K")
+    k2: int | None = option(None, "losses per window (K2) in steps, instead of --losses")
+    window: int = option(100, "lags that a probe measures (R)")
+    k_init: int = option(15, "K until the first estimate (K_0)")
+    k_min: int = option(2, "smallest K to choose")
+    k_max: int = option(100, "largest K to choose")
+    k_fall: float | None = option(None, "K falls by at most this factor from estimate to estimate")
+    gauge: str = option("release", "release, paper, parameter (a bound) or measured bias")
+    tau: float = option(0.9, "from which fraction of the window release and paper fit the decay")
+    estimates_per_epoch: float = option(1.0, "estimates of K per epoch (alpha)")
+    burn_in: int = option(20, "steps that warm up the state before a probe")
+    batch: int = option(64, "rows (S)")
+    eval_chunk: int = option(256, "steps evaluated at a time")
+    error_bar_every: int = option(0, "repeat the estimate every so many epochs; 0 is never")
+    error_bar_repeats: int = option(20, "number of those repeats")
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (
+            ("gauge", self.gauge, tuple(GAUGES)),
+            ("optimizer", self.optimizer, ("sgd", "adadelta", "adam")),
+            ("step_scale", self.step_scale, ("sqrt", "linear", "none")),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
+        for name in ("epochs", "batch", "eval_chunk", "window", "hidden", "layers", "k2",
+                     "train_sequences"):  # fmt: skip
+            count = getattr(self, name, None)
+            if count is not None and count < 1:
+                raise ValueError(f"{name} must be at least 1, got {count}")
+        for name in ("lr", "lr_decay", "time_scale", "losses", "estimates_per_epoch"):
+            if not getattr(self, name, 1.0) > 0.0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if not 0.0 <= self.tau < 1.0:
+            raise ValueError(f"tau must be a fraction in [0, 1) of the window, got {self.tau}")
+        for name in ("clip", "seed", "error_bar_every", "burn_in", "weight_decay", "momentum"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.delta is not None or self.k is not None:
+            self.controller()
+
+    @abstractmethod
+    def streams(self) -> dict[str, SequenceStream]:
+        """Return the training, validation and test streams."""
+
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """Return the model with the parameters that `seed` gives."""
+
+    @property
+    @abstractmethod
+    def loss_fn(self) -> LossFn:
+        """The loss, a mean over time and batch."""
+
+    @abstractmethod
+    def valid_metrics(self, loss: float) -> dict[str, float]:
+        """Return `valid_...` metrics for a validation loss."""
+
+    @abstractmethod
+    def test_metrics(self, trainer: Trainer, test: SequenceStream) -> dict[str, float]:
+        """Return `test_...` metrics of the present parameters."""
+
+    @property
+    def rate_rule(self) -> Rule:
+        """How the learning rate is scaled with K2."""
+        rule: Any = "none" if self.plain_fixed and self.k is not None else self.step_scale
+        return rule
+
+    def controller(self) -> Controller:
+        """Return the controller that `delta` or `k` asks for."""
+        if (self.delta is None) == (self.k is None):
+            raise ValueError("give exactly one of delta (adaptive) and k (fixed)")
+        if self.k is not None:
+            return FixedTruncation(self.k)
+        assert self.delta is not None
+        rule = BiasTolerance(
+            delta=self.delta,
+            k_min=self.k_min,
+            k_max=self.k_max,
+            window=self.window,
+            k_init=self.k_init,
+            gauge=self.make_gauge(),
+        )
+        return rule if self.k_fall is None else RateLimited(rule, math.inf, self.k_fall)
+
+    def make_gauge(self) -> Gauge:
+        """Return the gauge with its settings."""
+        kind = GAUGES[self.gauge]
+        return kind(tau=self.tau) if kind in (PaperGauge, ReleaseGauge) else kind()
+
+    def measurement(self) -> dict[str, Any]:
+        """Return how the run measures, as arguments of `diagnose`."""
+        return {
+            "window": self.window,
+            "burn_in": self.burn_in,
+            "k_min": self.k_min,
+            "k_max": self.k_max,
+            "gauge": self.make_gauge(),
+            "seed": self.seed,
+        }
+
+    @property
+    def window_losses(self) -> int | float:
+        """K2, as `AdaptiveTBPTT` takes it: an int is a number of steps, a float a multiple of K."""
+        return self.losses if self.k2 is None else self.k2
+
+    def make_clip(self) -> Clip | None:
+        """Return the clipping of the release, or none."""
+        return Clip(self.clip, per_loss=True) if self.clip > 0.0 else None
+
+    @property
+    def setting(self) -> str:
+        """The row of a table this run belongs to, such as K=10 or delta=0.1."""
+        if self.name is not None:
+            return self.name
+        return f"K={self.k}" if self.k is not None else f"delta={self.delta:g}"
+
+    def changed(self, **values: Any) -> Self:
+        """Return a copy with some values replaced; None leaves a value as it is."""
+        given = {name: value for name, value in values.items() if value is not None}
+        if given.get("k") is not None:
+            given.setdefault("delta", None)
+        elif given.get("delta") is not None:
+            given.setdefault("k", None)
+        return dataclasses.replace(self, **given)
+
+    def to_toml(self) -> str:
+        """Return every value as a line of TOML, with its help text; unset ones are left out."""
+        lines = []
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if value is not None:
+                lines.append(f"# {f.metadata['help']}\n{f.name} = {_toml(value)}\n")
+        return "\n".join(lines)
+
+    @classmethod
+    def from_toml(cls, path: Path) -> Self:
+        """Read what `to_toml` wrote."""
+        values = read_toml(path)
+        values.pop("task", None)
+        known = {f.name for f in dataclasses.fields(cls)}
+        unknown = sorted(values.keys() - known)
+        if unknown:
+            raise ValueError(f"{path} has settings that are not known: {', '.join(unknown)}")
+        try:
+            return cls(**values)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path} cannot be used: {error}") from error
+
+    def difference(self, other: TrainConfig) -> list[str]:
+        """Return a line for every value in which two configurations differ."""
+        return [
+            f"{f.name}: {getattr(self, f.name)} there, {getattr(other, f.name)} here"
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != getattr(other, f.name)
+        ]
+
+
+def _toml(value: Any) -> str:
+    """Write a value as TOML, which is JSON but for numbers that are not finite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def preset_of(presets: dict[str, Any], name: str) -> Any:
+    """Return the configuration of that name."""
+    if name not in presets:
+        raise nearest(name, presets, "preset")
+    return presets[name]
+
+
+def nearest(name: str, known: Any, what: str) -> ValueError:
+    """Return an error for an unknown name that suggests the nearest known one."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.3)
+    hint = f"; did you mean {close[0]}?" if close else "."
+    return ValueError(f"unknown {what} {name!r}{hint} Known: {', '.join(known)}")

@@ -1,0 +1,208 @@
+"""The recurrent marked temporal point process of Du et al. (KDD 2016), as in the supplement."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from adaptive_tbptt._torch.number_formats import wide
+from adaptive_tbptt._torch.preserve_model import undisturbed
+from adaptive_tbptt.data.nest import State, detach
+from adaptive_tbptt.data.stream import SequenceStream
+from adaptive_tbptt.model.pieces import run
+from adaptive_tbptt.model.recurrent import Recurrent, as_recurrent
+
+from ..config import TrainConfig, option
+from .intensity import expected_gap, time_nll
+from .point_data import Sequence, point_stream, read_sequences
+from .sequence_model import recurrent_layer, release_init, seeded
+
+
+class Forecast(NamedTuple):
+    """What the model says of the next event: `(time, batch, types)` logits, and its intensity."""
+
+    logits: Tensor
+    a: Tensor
+    w: Tensor
+
+
+class PointModel(nn.Module):
+    """Embedded type and [is first, gap] in; logits of the next type and its intensity out.
+
+    Args:
+        types: number of event types.
+        hidden: dimension of the embedding and of every layer.
+        layers: number of layers.
+        cell: 'lstm', 'gru' or 'rnn'.
+    """
+
+    def __init__(self, types: int, hidden: int = 128, layers: int = 2, cell: str = "lstm") -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(types, hidden)
+        self.recurrent = recurrent_layer(cell, hidden + 2, hidden, layers)
+        self.type_head = nn.Linear(hidden, types)
+        self.time_head = nn.Linear(hidden, 1)
+        self.slope = nn.Parameter(torch.zeros(1))
+        release_init(self)
+
+    def core(self, inputs: dict[str, Tensor], state: Any) -> tuple[Tensor, Any]:
+        """Carry the state over events."""
+        embedded = self.embedding(inputs["type"])
+        times = torch.stack([inputs["first"], inputs["gap"]], dim=-1).to(embedded.dtype)
+        features, state = self.recurrent(torch.cat([embedded, times], dim=-1), state)
+        return features, state
+
+    def head(self, features: Tensor) -> Forecast:
+        """Read out type and intensity."""
+        return Forecast(self.type_head(features), self.time_head(features)[..., 0], self.slope)
+
+    def forward(self, inputs: dict[str, Tensor], state: Any = None) -> tuple[Forecast, Any]:
+        """Return forecast and state."""
+        features, state = self.core(inputs, state)
+        return self.head(features), state
+
+
+def point_nll(forecast: Forecast, targets: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the two terms of the negative log-likelihood, of type and of time; means."""
+    of_type = F.cross_entropy(forecast.logits.flatten(0, -2), targets["type"].flatten())
+    gap = targets["gap"].to(forecast.a.dtype)
+    return of_type, time_nll(forecast.a, forecast.w, gap).mean()
+
+
+def point_loss(forecast: Forecast, targets: dict[str, Tensor]) -> Tensor:
+    """Negative log-likelihood per event."""
+    of_type, of_time = point_nll(forecast, targets)
+    return of_type + of_time
+
+
+def point_metrics(
+    model: nn.Module | Recurrent, stream: SequenceStream, chunk: int = 256
+) -> dict[str, float]:
+    """Return NLL with its two terms, RMSE of the expected time, and 0-1 loss of the type.
+
+    Args:
+        model: a `PointModel`.
+        stream: the split; read from its start and rewound.
+        chunk: steps evaluated at a time.
+    """
+    recurrent = as_recurrent(model)
+    sums = torch.zeros(4, dtype=torch.float64)
+    count = 0
+    state: State = None
+    stream.rewind()
+    with undisturbed(recurrent.module, train=False), torch.no_grad():
+        while stream.available(stream.cursor + 1) > stream.cursor:
+            segment = stream.read(chunk)
+            for piece in run(recurrent, segment, state):
+                part = segment.between(piece.start, piece.stop)
+                targets = recurrent.place(part.targets)
+                forecast = recurrent.head(piece.features)
+                events = part.steps * part.rows
+                of_type, of_time = point_nll(forecast, targets)
+                wrong = (forecast.logits.argmax(-1) != targets["type"]).sum()
+                error = expected_gap(forecast.a, forecast.w) - wide(targets["gap"])
+                batch = [of_type * events, of_time * events, wrong, error.square().sum()]
+                sums += torch.stack([x.cpu().double() for x in batch])
+                count += events
+                state = detach(piece.state)
+    stream.rewind()
+    type_part, time_part, errors, squares = (sums / count).tolist()
+    return {
+        "nll": type_part + time_part,
+        "type_nll": type_part,
+        "time_nll": time_part,
+        "rmse": math.sqrt(squares),
+        "zero_one": errors,
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointConfig(TrainConfig):
+    """Hyperparameters of the point process."""
+
+    task: ClassVar[str] = "point-process"
+    score: ClassVar[str] = "nll"
+
+    data: str | None = option(None, "folder with event-N-SPLIT.txt and time-N-SPLIT.txt")
+    number: int = option(1, "N in the names of the files")
+    time_scale: float = option(1.0, "unit of time: gaps are multiplied by it")
+    resets: bool = option(True, "return to the initial state where a sequence begins")
+    train_sequences: int | None = option(None, "use only the first so many to train")
+    hidden: int = option(128, "dimension of embedding and state")
+    layers: int = option(2, "recurrent layers")
+    cell: str = option("lstm", "lstm, gru or rnn")
+
+    def sequences(self) -> dict[str, list[Sequence]]:
+        """Read the files; validation is the first half of the test split."""
+        if self.data is None:
+            raise ValueError(
+                "--data is needed: a folder with event-1-train.txt, time-1-train.txt, and the same "
+                "for test"
+            )
+        train = read_sequences(Path(self.data), "train", self.number)[: self.train_sequences]
+        test = read_sequences(Path(self.data), "test", self.number)
+        half = len(test) // 2
+        if half == 0:
+            raise ValueError("the test split needs two sequences: its first half is validation")
+        return {"train": train, "valid": test[:half], "test": test[half:]}
+
+    def streams(self) -> dict[str, SequenceStream]:
+        """Return the training, validation and test streams."""
+        return {
+            split: point_stream(found, self.batch, scale=self.time_scale, resets=self.resets)
+            for split, found in self.sequences().items()
+        }
+
+    def model(self) -> PointModel:
+        """Return the model with the parameters that `seed` gives."""
+        found = self.sequences()
+        types = 1 + max(int(s.types.max()) for split in found.values() for s in split)
+        model: PointModel = seeded(
+            self.seed, lambda: PointModel(types, self.hidden, self.layers, self.cell)
+        )
+        return model
+
+    @property
+    def loss_fn(self) -> Any:
+        """Negative log-likelihood."""
+        return point_loss
+
+    def valid_metrics(self, loss: float) -> dict[str, float]:
+        """Name the validation loss."""
+        return {"valid_nll": loss}
+
+    def test_metrics(self, trainer: Any, test: SequenceStream) -> dict[str, float]:
+        """Return everything that is said of the test split."""
+        found = point_metrics(trainer.tbptt.recurrent, test, self.eval_chunk)
+        return {f"test_{name}": value for name, value in found.items()}
+
+
+# The release: sequences concatenated without resets, weight decay 1e-3, K_min = 2 (the paper: 1),
+# sqrt(K) scaling for adaptive K alone.
+_PAPER = PointConfig(
+    lr=0.1,
+    batch=64,
+    epochs=51,
+    weight_decay=1e-3,
+    window=200,
+    k_init=6,
+    k_min=1,
+    k_max=100,
+    resets=False,
+    plain_fixed=True,
+)
+
+
+PRESETS: dict[str, PointConfig] = {
+    "book-order": _PAPER,
+    "sequence-wise": _PAPER.changed(resets=True, plain_fixed=False),
+    "quick": _PAPER.changed(
+        hidden=32, layers=1, batch=16, epochs=5, train_sequences=10, window=50, burn_in=10, k_max=50
+    ),
+}

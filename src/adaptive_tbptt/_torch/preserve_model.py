@@ -1,0 +1,51 @@
+"""Use a model for a measurement and leave it, and the caller's random state, as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import nn
+
+from .number_formats import forget_casts
+from .random_state import _fork_random_state
+
+
+@contextmanager
+def undisturbed(
+    module: nn.Module, train: bool | None = None, *, backward: bool = False
+) -> Iterator[None]:
+    """Restore train/eval modes, buffers and random states on exit, also after an exception.
+
+    Args:
+        module: the model that is about to be used.
+        train: mode inside the block; None keeps the mode the model is in.
+        backward: whether a backward pass will run inside.
+    """
+    modes = [(m, m.training) for m in module.modules()]
+    buffers = [
+        (m, name, b, b.detach().clone())
+        for m in module.modules()
+        for name, b in m._buffers.items()
+        if b is not None
+    ]
+    with ExitStack() as stack:
+        _fork_random_state(stack, module)
+        forget_casts()
+        stack.callback(forget_casts)
+        try:
+            if train is not None:
+                module.train(train)
+            if backward and not module.training:
+                # cuDNN refuses a backward pass through an RNN in eval mode.
+                stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+            yield
+        finally:
+            for m, training in modes:
+                m.training = training
+            for m, name, tensor, before in buffers:
+                m._buffers[name] = tensor
+                if not torch.equal(tensor, before):
+                    with torch.no_grad():
+                        tensor.copy_(before)

@@ -1,0 +1,219 @@
+"""A stream fed by an iterable of consecutive chunks, such as a DataLoader; memory stays bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from .nest import map_leaves
+from .segment import Segment, time_first
+from .stream import Stream
+
+Chunks = Iterable[Any]
+
+
+class ChunkStream(Stream):
+    """Consecutive chunks `(inputs, targets)` or `(inputs, targets, resets)`, each time first.
+
+    Row r of a chunk continues row r of the chunk before. Only the steps that windows and the probe
+    still need are kept; the probe's random segments come from those.
+
+    Args:
+        source: an iterable that can be read once per epoch (a list, a DataLoader), or a function
+            that returns an iterator. A generator can be read once only.
+
+    >>> chunks = [(torch.zeros(5, 2, 3), torch.zeros(5, 2)) for _ in range(4)]
+    >>> stream = ChunkStream(chunks)
+    >>> stream.rows, stream.read(8).steps, stream.available(100)
+    (2, 8, 20)
+    """
+
+    def __init__(self, source: Chunks | Callable[[], Iterator[Any]]) -> None:
+        if isinstance(source, DataLoader) and shuffles(source):
+            raise ValueError(
+                "the DataLoader shuffles: its chunks do not continue each other, so the state "
+                "carried from one to the next would be wrong. Use shuffle=False"
+            )
+        self._source = source
+        self._keep = 0
+        self._length: int | None = None
+        self._begun = False
+        self._stale = True  # a loader may draw random numbers when it begins: not before it is read
+        self._held: list[Segment] = []
+        self._first = 0  # step number of the first step held
+
+    def _begin(self) -> None:
+        iterator = self._source() if callable(self._source) else iter(self._source)
+        if iterator is self._source and self._begun:
+            raise ValueError(
+                "the source of this stream can be read once only; for several epochs pass a "
+                "list, a DataLoader, or a function that returns an iterator"
+            )
+        self._begun = True
+        self._iterator = iterator
+        self._stale = False
+        self._held, self._first, self.cursor = [], 0, 0
+
+    def _renew(self) -> None:
+        if self._stale:
+            self._begin()
+
+    @property
+    def rows(self) -> int:
+        """Number of rows (the batch size)."""
+        self._renew()
+        if not self._held and not self._pull():
+            raise ValueError("the source of this stream is empty")
+        return self._held[0].rows
+
+    @property
+    def length(self) -> int | None:
+        """Steps of each row; None until the source was read to its end once."""
+        return self._length
+
+    @property
+    def _end(self) -> int:
+        return self._first + sum(part.steps for part in self._held)
+
+    def _pull(self) -> bool:
+        """Read one more chunk; return whether there was one."""
+        self._renew()
+        chunk = next(self._iterator, None)
+        if chunk is None:
+            self._length = self._end
+            return False
+        if not isinstance(chunk, tuple | list) or len(chunk) not in (2, 3):
+            raise TypeError(
+                "every chunk must be (inputs, targets) or (inputs, targets, resets), got "
+                f"{type(chunk).__name__}"
+            )
+        part = time_first(*chunk)
+        if self._held and part.rows != self._held[0].rows:
+            raise ValueError(
+                f"the chunk at step {self._end} has {part.rows} rows, those before it "
+                f"{self._held[0].rows}: every chunk continues the same rows (drop_last=True?)"
+            )
+        self._held.append(part)
+        return True
+
+    def available(self, stop: int) -> int:
+        """Read chunks until step `stop` is there; return how far the data goes."""
+        self._renew()
+        while self._end < stop and self._pull():
+            pass
+        return min(stop, self._end)
+
+    def segment(self, start: int, stop: int) -> Segment:
+        """Return steps `start` to `stop`."""
+        self._renew()
+        if start < self._first or stop > self._end:
+            raise ValueError(
+                f"steps {start} to {stop} are not held; those from {self._first} to {self._end} are"
+            )
+        parts, at = [], self._first
+        for part in self._held:
+            a, b = max(start - at, 0), min(stop - at, part.steps)
+            if a < b:
+                parts.append(part.between(a, b))
+            at += part.steps
+        return _join(parts)
+
+    def forget(self, before: int) -> None:
+        """Let go of whole chunks that lie before the step and are not reserved for the probe."""
+        while len(self._held) > 1:
+            after = self._first + self._held[0].steps
+            if after > before or self._end - after < self._keep:
+                break
+            self._held.pop(0)
+            self._first = after
+
+    def reserve(self, steps: int) -> None:
+        """Keep at least so many steps for random segments."""
+        self._keep = max(self._keep, steps)
+
+    def random_segment(self, steps: int, generator: torch.Generator | None = None) -> Segment:
+        """Cut a segment out of the steps held, reading ahead where they are too few."""
+        self._renew()  # after a rewind what is held is of the epoch before
+        stop = self.available(self._first + steps)
+        return self.segment(self._first, max(stop, self._end)).shifted(steps, generator)
+
+    def rewind(self) -> None:
+        """Start the source anew when it is next read; a source for one epoch is not asked twice."""
+        self._stale = self._stale or bool(self.cursor or self._first)
+        self.cursor = 0
+
+    def state_dict(self, *, data: bool = False) -> dict[str, Any]:
+        """Return the cursor and the range of steps held; with `data` the steps themselves too.
+
+        `data` is for a source that goes on where it was and cannot be read again from its start.
+        """
+        # What is still held after a rewind belongs to the epoch before.
+        first, end, held = (0, 0, []) if self._stale else (self._first, self._end, self._held)
+        saved: dict[str, Any] = {
+            "cursor": self.cursor,
+            "first": first,
+            "end": end,
+            "keep": self._keep,
+        }
+        if data:  # copies: a chunk may be a view of a tensor far larger, which would be saved whole
+            saved["held"] = [list(map_leaves(torch.clone, part)) for part in held]
+        return saved
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Read the source again up to the saved cursor, unless the steps held were saved too."""
+        if "held" in saved:
+            self._renew()
+            self._first = saved["first"]
+            self._held = [Segment(*part) for part in saved["held"]]
+            self._keep, self.cursor = saved["keep"], saved["cursor"]
+            return
+        self._stale = self._stale or self._end > 0
+        if not saved["end"]:  # nothing was read yet
+            self._keep, self.cursor = saved["keep"], saved["cursor"]
+            return
+        self._renew()
+        while self._end < saved["end"] and self._pull():
+            while self._first + self._held[0].steps <= saved["first"]:
+                self._first += self._held.pop(0).steps
+                if not self._held:
+                    break
+        if (self._first, self._end) != (saved["first"], saved["end"]):
+            raise ValueError(
+                f"the source does not yield the chunks that were saved: steps {saved['first']} "
+                f"to {saved['end']} expected, {self._first} to {self._end} found"
+            )
+        self._keep, self.cursor = saved["keep"], saved["cursor"]
+
+
+def shuffles(loader: DataLoader[Any]) -> bool:
+    """Tell whether a loader reads its data in random order."""
+    samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
+    random = RandomSampler | SubsetRandomSampler | WeightedRandomSampler
+    return any(
+        isinstance(s, random) or (isinstance(s, DistributedSampler) and s.shuffle) for s in samplers
+    )
+
+
+def _join(parts: list[Segment]) -> Segment:
+    if len(parts) == 1:
+        return parts[0]
+    where = next((part.resets.device for part in parts if part.resets is not None), None)
+    if where is not None:
+        parts = [
+            part._replace(resets=torch.zeros(part.steps, part.rows, dtype=torch.bool, device=where))
+            if part.resets is None
+            else part
+            for part in parts
+        ]
+    return Segment(
+        *(map_leaves(lambda *x: torch.cat(x), *column) for column in zip(*parts, strict=True))
+    )

@@ -1,0 +1,10 @@
+"""Several processes that train together: rows dealt out, one gradient, one K."""
+
+from .ranks import Distributed, Ranks, present_ranks, process_group
+
+__all__ = [
+    "Distributed",
+    "Ranks",
+    "present_ranks",
+    "process_group",
+]

@@ -1,0 +1,97 @@
+"""Where windows may start: the stream's state at earlier steps, so that K may jump at any time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..data.nest import State, leaves, pack, unpack
+from ..data.rows import BatchDims, select_rows
+from ..data.stream import Stream
+from ..distributed.ranks import Packed, Ranks
+from ..model.pieces import advance
+from ..model.recurrent import Recurrent
+
+
+class Trajectory:
+    """Detached states by step number; the state at a step is the one that enters it."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, State] = {}
+        self._packed: list[tuple[int, list[Any] | None]] = []
+
+    @property
+    def oldest(self) -> int:
+        """The earliest step whose state is known."""
+        return min(self._states)
+
+    @property
+    def newest(self) -> int:
+        """The latest step whose state is known."""
+        return max([*self._states, *(step for step, _ in self._packed)])
+
+    def begin(self, step: int) -> None:
+        """Start anew from the initial state at `step`."""
+        self._states, self._packed = {step: None}, []
+
+    def put(self, step: int, state: State) -> None:
+        """Note the state that enters `step`; a newer one replaces an older one."""
+        self._states[step] = state
+
+    def at(self, step: int, recurrent: Recurrent, stream: Stream) -> State:
+        """Return the state that enters `step`, run forward from the nearest earlier one."""
+        nearest = max(s for s in self._states if s <= step)
+        if nearest < step:
+            segment = stream.segment(nearest, step)
+            self._states[step] = advance(recurrent, segment, self._states[nearest])
+        return self._states[step]
+
+    def forget(self, before: int) -> None:
+        """Drop what no window that starts at `before` or later needs."""
+        needed = max((s for s in self._states if s <= before), default=self.oldest)
+        self._states = {s: state for s, state in self._states.items() if s >= needed}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was noted or loaded yet."""
+        return not self._states and not self._packed
+
+    def state_dict(self, ranks: Ranks, recurrent: Recurrent) -> Packed:
+        """Return steps and the leaves of their states, the rows of all processes together."""
+        if self._packed:
+            return [list(entry) for entry in self._packed]
+        packed = [
+            [step, None if state is None else pack(state)]
+            for step, state in sorted(self._states.items())
+        ]
+        return ranks.join(packed, recurrent)
+
+    def load_state_dict(self, saved: Packed) -> None:
+        """Take saved states; they get their structure once the model's is known (`open`)."""
+        self._packed = [(step, items) for step, items in saved]
+        self._states = {}
+
+    def open(self, recurrent: Recurrent, stream: Stream, ranks: Ranks) -> None:
+        """Give loaded states the structure of the model's state, and keep this process's rows."""
+        if not self._packed:
+            return
+        inputs = recurrent.place(stream.segment(stream.cursor - 1, stream.cursor).inputs)
+        template, dims = recurrent.template(inputs), recurrent.dims(inputs)
+        for step, items in self._packed:
+            state = None
+            if items is not None:
+                state = recurrent.place(unpack(template, items))
+                if ranks.count > 1:
+                    state = select_rows(state, _own(ranks, state, dims), dims)
+                recurrent.check_rows(state, inputs)
+            self._states[step] = state
+        self._packed = []
+
+
+def _own(ranks: Ranks, state: State, dims: BatchDims) -> Tensor:
+    """Return which rows of a state that holds all of them are this process's."""
+    rows = next(x.shape[dim] for x, dim in zip(leaves(state), dims, strict=True) if dim is not None)
+    own = ranks.own_rows(rows)
+    return torch.arange(own.start, own.stop)

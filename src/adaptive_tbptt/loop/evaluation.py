@@ -1,0 +1,88 @@
+"""The mean loss of a whole split, with the state carried from its first step to its last."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from .._torch.compiling import eager
+from .._torch.number_formats import wide
+from .._torch.preserve_model import undisturbed
+from ..data.nest import State, detach
+from ..data.stream import Stream, require_stream
+from ..model.losses import Weigh, default_weigh, loss_of_pieces, refuse_sums
+from ..model.pieces import run
+from ..model.recurrent import LossFn, Recurrent, as_recurrent
+
+
+def evaluate(
+    model: nn.Module | Recurrent,
+    loss_fn: LossFn,
+    stream: Stream,
+    *,
+    chunk: int = 256,
+    weigh: Weigh | None = None,
+    batch_first: bool | None = None,
+    state_batch_dim: int | None = None,
+) -> float:
+    """Return the mean loss over every step and row, in eval mode, without gradient.
+
+    Memory is bounded by the chunk; the stream is read from its start, and put back where
+    it was.
+
+    Args:
+        model: any recurrent module.
+        loss_fn: a mean over time and batch.
+        stream: the split.
+        chunk: steps evaluated at a time.
+        weigh: counts the losses that targets hold, as in `AdaptiveTBPTT`.
+        batch_first: layout of the model, as in `probe`.
+        state_batch_dim: as in `probe`.
+
+    >>> from adaptive_tbptt import SequenceStream
+    >>> stream = SequenceStream(torch.zeros(5, 2, 3), torch.ones(5, 2, 4))
+    >>> model = nn.RNN(3, 4, bias=False)
+    >>> evaluate(model, nn.functional.mse_loss, stream)
+    1.0
+    """
+    refuse_sums(loss_fn)
+    require_stream(stream)
+    recurrent = as_recurrent(model, batch_first=batch_first, state_batch_dim=state_batch_dim)
+    weigh = default_weigh(loss_fn) if weigh is None else weigh
+    return mean_loss(*evaluate_sum(recurrent, loss_fn, stream, chunk, weigh))
+
+
+def mean_loss(total: float, count: float) -> float:
+    """Return the mean; refuse a stream without a loss."""
+    if count == 0:
+        raise ValueError("the stream holds no loss: every target is masked")
+    return total / count
+
+
+def evaluate_sum(
+    recurrent: Recurrent, loss_fn: LossFn, stream: Stream, chunk: int, weigh: Weigh
+) -> tuple[float, float]:
+    """Return the sum of the losses and how many there are; see `evaluate`."""
+    total, count = torch.zeros((), dtype=torch.float64), 0.0
+    state: State = None
+    before = stream.state_dict() if stream.cursor else None
+    stream.rewind()
+    with undisturbed(recurrent.module, train=False), torch.no_grad():
+        while stream.available(stream.cursor + 1) > stream.cursor:
+            segment = stream.read(chunk)
+            stream.forget(stream.cursor)
+            with eager(segment.steps != chunk or segment.resets is not None):
+                read = []
+                for piece in run(recurrent, segment, state):
+                    read.append(piece)
+                    state = detach(piece.state)
+                weight = weigh(segment.targets)
+                if weight > 0:
+                    loss = loss_of_pieces(recurrent, loss_fn, read, segment.targets, weigh)
+                    added = wide(loss) * weight
+                    total = total.to(added.device) + added
+                    count += weight
+    stream.rewind()
+    if before is not None:  # it was in use
+        stream.load_state_dict(before)
+    return float(total), count

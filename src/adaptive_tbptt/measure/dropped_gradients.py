@@ -1,0 +1,70 @@
+"""Parts of the state that change the output, and yet get no gradient at any lag."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from .._torch.number_formats import autocast_format, wide
+from .._torch.random_state import random_state_of, restore_random_state
+from ..data.nest import State, leaves, map_leaves
+from ..data.segment import Segment
+from ..estimate.lag_profile import LagProfile
+from ..model.recurrent import Recurrent
+from ..model.steps import unroll
+
+_SHIFT = 0.1  # arbitrary: well above rounding, and less than one for states that count steps
+
+
+def warn_of_unreached_parts(
+    recurrent: Recurrent, profile: LagProfile, step: Segment, state: State
+) -> None:
+    """Warn where a kernel drops the gradient of one of its states, say of c but not of h.
+
+    A part without any gradient is suspicious only if moving it moves what the step returns;
+    counters and numbers kept aside do not. It is a warning because a part may be detached on
+    purpose. If no part has a gradient, `check_reached` is the one to speak.
+
+    Args:
+        recurrent: the model.
+        profile: what was measured.
+        step: the step that carries the loss.
+        state: the state that enters it.
+    """
+    norms = profile.component_norms
+    unreached = [name for name, values in norms.items() if not values[1:].any()]
+    if not unreached or len(unreached) == len(norms):
+        return
+    random = random_state_of(recurrent.module)
+
+    def returned(moved: str | None) -> list[Tensor]:
+        restore_random_state(recurrent.module, random)
+        entering = map_leaves(lambda x: x.detach().contiguous().clone(), state)
+        if moved is not None:
+            recurrent.components(entering)[moved].add_(_SHIFT)
+        (last,) = unroll(recurrent, step.inputs, entering, step.resets)
+        parts = recurrent.components(last.leaving)
+        reached = [part for name, part in parts.items() if name not in unreached]
+        return [x for x in (*leaves(last.features), *reached) if x.is_floating_point()]
+
+    with torch.no_grad():
+        before = returned(None)
+        for name in unreached:
+            if any(map(_differ, before, returned(name))):
+                warnings.warn(
+                    f"part '{name}' of the state changes what the model returns, but no gradient "
+                    "reaches it at any lag: a kernel may drop it, and what flows through this "
+                    "part is then missing from the gradient and from K. If it is detached on "
+                    "purpose, all is well",
+                    UserWarning,
+                    stacklevel=4,
+                )
+
+
+def _differ(a: Tensor, b: Tensor) -> bool:
+    """Tell whether two results differ by more than rounding; 1e-4 is arbitrary."""
+    eps = max(torch.finfo(f).eps for f in (a.dtype, autocast_format(a.device) or a.dtype))
+    change, size = (wide(a) - wide(b)).abs().max(), wide(a).abs().max()
+    return bool(change > max(4 * eps, 1e-4) * size)

@@ -1,0 +1,313 @@
+"""One face for every recurrent module: a core that carries the state, a head that reads it out.
+
+PyTorch's RNN, GRU, LSTM and their cells work as they are; so does any module with
+`forward(inputs, state) -> (outputs, state)`. A module may also expose `core(inputs, state) ->
+(features, state)` and `head(features) -> outputs`; then the head is evaluated only where a loss
+needs it, and the gradient at lag 0 can be measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._torch.compiling import compiled_parts, eager, plain
+from .._torch.number_formats import explain
+from .._torch.preserve_model import undisturbed
+from ..data.nest import Nest, State, as_real, leaves, map_leaves, named_leaves
+from ..data.rows import BatchDims, select_rows
+from ..data.segment import rows_of, swap_time_and_batch
+from .state_layout import find_layout
+
+LossFn = Callable[[Any, Any], Tensor]
+
+
+class Recurrent:
+    """A recurrent module seen through `core`, `head` and `initial_state`, always time first.
+
+    A complex state is seen as pairs of real numbers: its gradient is then one of real numbers too,
+    of the same norm.
+
+    Args:
+        module: the user's module; it is used, never changed.
+        batch_first: whether the module takes `(batch, time, ...)`. None asks the module's own
+            `batch_first` attribute.
+        state_batch_dim: batch dimension of every state leaf. None finds it by comparing the
+            state of one row with that of two.
+
+    Attributes:
+        fused: whether the probe's fast path was found to be exact; None before it was tried.
+        affine: the same of recording how parameters are used, and of `recorded`.
+        recorded: the names of the parameters that it was found out for.
+        sketch: the random projection of the parameters' gradient, once one was drawn.
+        cuts_checked: whether `warn_of_cuts` has looked.
+        losses_seen: losses that `warn_of_no_mean` was shown.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        batch_first: bool | None = None,
+        state_batch_dim: int | None = None,
+    ) -> None:
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, got {type(module).__name__}")
+        if getattr(module, "bidirectional", False):
+            raise ValueError(
+                "a bidirectional module reads the future, so it has no truncated gradient; "
+                "use a unidirectional one"
+            )
+        if state_batch_dim is not None and state_batch_dim < 0:
+            raise ValueError(f"state_batch_dim counts from the front, got {state_batch_dim}")
+        self.module = module
+        self.batch_first = bool(
+            getattr(module, "batch_first", False) if batch_first is None else batch_first
+        )
+        self.state_batch_dim = state_batch_dim
+        self._is_cell = isinstance(plain(module), nn.RNNCellBase)
+        self._is_layer = isinstance(plain(module), nn.RNNBase)
+        self._splits = callable(getattr(module, "core", None)) and callable(
+            getattr(module, "head", None)
+        )
+        self._compiled = compiled_parts(module, "core", "head") if self._splits else {}
+        self._dims: BatchDims | None = None
+        self._complex: list[bool] | None = None  # of the leaves of the state
+        self._start: State = None
+        self._example: State = None
+        self._home: Any = None
+        self.fused: bool | None = None
+        self.affine: bool | None = None
+        self.recorded: tuple[str, ...] | None = None
+        self.sketch: Any = None
+        self.cuts_checked = False
+        self.losses_seen = 0
+
+    @property
+    def time_dim(self) -> int:
+        """The dimension of time in what the module returns."""
+        return 1 if self.batch_first else 0
+
+    def is_laid_out(self, leaf: Tensor, steps: int, rows: int) -> bool:
+        """Whether what the module returned may be `(time, batch, ...)`, or batch first."""
+        shape = tuple(leaf.shape[:2])
+        return shape == ((rows, steps) if self.batch_first else (steps, rows))
+
+    @property
+    def has_features(self) -> bool:
+        """Whether the readout's input is exposed, so that lag 0 can be measured."""
+        return self._splits or self._is_cell or self._is_layer
+
+    def core(self, inputs: Nest, state: State) -> tuple[Any, State]:
+        """Run the recurrence over time-first `inputs`; return features (or outputs) and state."""
+        if self._is_cell:
+            return self._run_cell(inputs, state)
+        if self.batch_first:
+            inputs = swap_time_and_batch(inputs)
+        run: Any = self._part("core") if self._splits else self.module
+        own = state if self._is_layer else self._copied(inputs, state)
+        try:
+            result = run(inputs, own)
+        except RuntimeError as error:
+            explain(error)
+            raise
+        except (TypeError, AttributeError) as error:
+            if own is not None:
+                raise
+            raise TypeError(
+                f"{self.name} could not be called as (inputs, state) -> (outputs, state) with None "
+                f"for the initial state: {error}"
+            ) from error
+        if not (isinstance(result, tuple) and len(result) == 2):
+            raise TypeError(
+                f"{self.name} must return (outputs, state), got "
+                f"{type(result).__name__}; wrap it in a module that returns the two"
+            )
+        outputs, state = result
+        if self._complex is None:
+            self._complex = [x.is_complex() for x in leaves(state)]
+        return outputs, as_real(state) if any(self._complex) else state
+
+    def _copied(self, inputs: Nest, state: State) -> State:
+        """Return a copy: a module of the user's may write into its state, which is needed again."""
+        if state is not None and self._complex is None:  # of a run that is gone on with
+            with undisturbed(self.module, train=False), torch.no_grad(), eager():
+                self.core(map_leaves(lambda leaf: leaf[:1, :1], inputs), None)
+        if not any(self._complex or ()):
+            return map_leaves(Tensor.clone, state)
+        flags = iter(self._complex or ())
+
+        def copied(leaf: Tensor) -> Tensor:
+            if not next(flags) or leaf.is_complex():
+                return leaf.clone()
+            return torch.view_as_complex(leaf.clone(memory_format=torch.contiguous_format))
+
+        return map_leaves(copied, state)
+
+    def head(self, features: Any) -> Any:
+        """Turn features into outputs; the identity where the module has no head."""
+        if not self._splits:
+            return features
+        return self._part("head")(features)
+
+    def loss(self, loss_fn: LossFn, features: Any, targets: Nest) -> Tensor:
+        """Evaluate head and loss; targets are time first and handed over in the model's layout."""
+        return self.loss_of(loss_fn, self.head(features), targets)
+
+    def loss_of(self, loss_fn: LossFn, outputs: Any, targets: Nest) -> Tensor:
+        """Evaluate the loss of outputs; see `loss`."""
+        if self.batch_first:
+            targets = swap_time_and_batch(targets)
+        value = loss_fn(outputs, targets)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(
+                f"loss_fn must return a scalar, the mean over time and batch; got {got}. "
+                "Use reduction='mean'"
+            )
+        return value.reshape(())
+
+    def initial_state(self, inputs: Nest) -> State:
+        """Return the state that `None` stands for, one row per row of `inputs`.
+
+        A module's own `initial_state(rows)` is asked first, so that a learned initial state keeps
+        its gradient. Otherwise it is zero, which is checked once against what the module does
+        with `None`.
+        """
+        self._learn_layout(inputs)
+        rows = rows_of(inputs)
+        own = getattr(self.module, "initial_state", None)
+        if callable(own):
+            return as_real(own(rows))
+        if self._start is None:
+            raise ValueError(
+                f"{self.name} does not start from zeros, learns its start, or carries what is no "
+                "tensor, and does not say what it starts from: pass state=, ask for burn_in >= 1, "
+                "or give it a method initial_state(rows)"
+            )
+        first = torch.zeros(rows, dtype=torch.long)
+        return select_rows(self._start, first, self.dims(inputs))
+
+    def dims(self, inputs: Nest) -> BatchDims:
+        """Return the batch dimension of each state leaf."""
+        self._learn_layout(inputs)
+        return self.known_dims
+
+    @property
+    def known_dims(self) -> BatchDims:
+        """The batch dimension of each state leaf, once inputs were seen."""
+        if self._dims is None:
+            raise RuntimeError("the layout of the state is known once inputs were seen: call dims")
+        return self._dims
+
+    def template(self, inputs: Nest) -> State:
+        """Return a state of one row, for its structure."""
+        self._learn_layout(inputs)
+        return self._example
+
+    def place(self, nest: Nest) -> Nest:
+        """Move tensors to the device of the model."""
+        device = self.device
+        return map_leaves(lambda x: x.to(device), nest)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's first parameter or buffer is."""
+        first = next(chain(self.module.parameters(), self.module.buffers()), None)
+        return torch.device("cpu") if first is None else first.device
+
+    def components(self, nest: State) -> dict[str, Tensor]:
+        """Split a state, or its gradient, into `(rows, dims)` parts: layer by layer, h and c apart.
+
+        Dimensions before a leaf's batch dimension are layers, those after it are flattened.
+        """
+        stacked = self.stacked_components(map_leaves(lambda x: x[None], nest))
+        return {name: part[0] for name, part in stacked.items()}
+
+    def stacked_components(self, nest: State) -> dict[str, Tensor]:
+        """Return `(steps, rows, dims)` parts of states that are stacked along a first dimension."""
+        parts = {}
+        names = {"0": "h", "1": "c"} if self._is_lstm_state(nest) else {"state": "h"}
+        for (name, leaf), dim in zip(named_leaves(nest), self.known_dims, strict=True):
+            if dim is None or not leaf.is_floating_point():
+                continue
+            steps, *rest = leaf.shape
+            layers = leaf.reshape(steps, -1, rest[dim], math.prod(rest[dim + 1 :]))
+            for i, layer in enumerate(layers.unbind(1)):
+                label = names.get(name, name)
+                parts[label if dim == 0 else f"{label}[{i}]"] = layer
+        return parts
+
+    def _is_lstm_state(self, state: State) -> bool:
+        lstm = any(isinstance(m, nn.LSTM | nn.LSTMCell) for m in self.module.modules())
+        return lstm and type(state) is tuple and [type(x) for x in state] == [Tensor, Tensor]
+
+    def check_rows(self, state: State, inputs: Nest) -> None:
+        """Refuse a state that was made for another number of rows."""
+        rows = rows_of(inputs)
+        dims = self.dims(inputs)
+        named = list(named_leaves(state))
+        if len(named) != len(dims):
+            raise ValueError(f"the state has {len(named)} tensors, the model carries {len(dims)}")
+        for (name, leaf), dim in zip(named, dims, strict=True):
+            if dim is None:
+                continue
+            if dim >= leaf.dim():
+                raise ValueError(
+                    f"state leaf '{name}' has shape {tuple(leaf.shape)}; its rows should be "
+                    f"dimension {dim}"
+                )
+            if leaf.shape[dim] != rows:
+                raise ValueError(
+                    f"state leaf '{name}' has {leaf.shape[dim]} rows, the inputs have {rows}"
+                )
+
+    @property
+    def name(self) -> str:
+        """What the module's class is called."""
+        return type(plain(self.module)).__name__
+
+    def _part(self, name: str) -> Any:
+        return self._compiled.get(name) or getattr(self.module, name)
+
+    def _run_cell(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        hidden = []
+        for x in inputs:
+            state = self.module(x, state)
+            hidden.append(state[0] if isinstance(state, tuple) else state)
+        return torch.stack(hidden, dim=self.time_dim), state
+
+    def _learn_layout(self, inputs: Nest) -> None:
+        first = next(self.module.parameters(), None)
+        home = None if first is None else (first.device, first.dtype)
+        if self._dims is not None and self._home == home:
+            return
+        self._home, self.fused, self.affine = home, None, None
+        self._dims, self._start, self._example = find_layout(self, inputs)
+
+
+def as_recurrent(
+    model: nn.Module | Recurrent,
+    *,
+    batch_first: bool | None = None,
+    state_batch_dim: int | None = None,
+) -> Recurrent:
+    """Wrap `model` unless it is wrapped already.
+
+    Of a `DistributedDataParallel` the module inside is taken: windows average their gradients
+    themselves, and a probe must not wait for other processes.
+    """
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module
+    if isinstance(model, Recurrent):
+        if batch_first not in (None, model.batch_first) or (
+            state_batch_dim not in (None, model.state_batch_dim)
+        ):
+            raise ValueError("the model is wrapped already, with another layout")
+        return model
+    return Recurrent(model, batch_first=batch_first, state_batch_dim=state_batch_dim)

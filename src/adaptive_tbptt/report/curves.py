@@ -1,0 +1,94 @@
+"""Curves of a run over epochs and over time, with no more points than a screen can show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .read import Row, Run
+
+Array = NDArray[np.float64]
+
+
+MOST_POINTS = 1000  # arbitrary: about as many as a wide chart has pixels
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A number at moments of a run, NaN where it has none.
+
+    Attributes:
+        epoch: `(points,)`, passes over the training data when it was noted.
+        seconds: `(points,)`, training time by then.
+        y: `(points,)`.
+    """
+
+    epoch: Array
+    seconds: Array
+    y: Array
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is anything to draw."""
+        return bool(np.isfinite(self.y).any())
+
+    def thinned(self, most: int = MOST_POINTS) -> Curve:
+        """Return the curve with at most `most` points, every peak among them.
+
+        They are the lowest and the highest of each stretch, and both ends.
+        """
+        if len(self.y) <= most:
+            return self
+        kept = {0, len(self.y) - 1}
+        for part in np.array_split(np.arange(len(self.y)), most // 2 - 1):
+            seen = part[np.isfinite(self.y[part])]
+            if len(seen):
+                kept |= {int(seen[self.y[seen].argmin()]), int(seen[self.y[seen].argmax()])}
+        index = np.array(sorted(kept))
+        return Curve(self.epoch[index], self.seconds[index], self.y[index])
+
+
+def epoch_curve(run: Run, key: str) -> Curve:
+    """Return what the rows of epochs have under a key."""
+    return _curve(run, run.epochs, key)
+
+
+def estimate_curve(run: Run, key: str) -> Curve:
+    """Return what the estimates have under a key."""
+    return _curve(run, run.estimates, key)
+
+
+def truncation_curve(run: Run) -> Curve:
+    """Return K, each value at the moment it came into use."""
+    rows = sorted([*run.epochs, *run.probes], key=lambda row: row["step"])
+    if rows[0].get("event") == "epoch":  # no estimate before: it was in use from the start
+        rows = [{"step": 0, "k": rows[0]["k"]}, *rows]
+    return _curve(run, rows, "k")
+
+
+def check_curve(run: Run, key: str) -> Curve:
+    """Return what the checks of the bias have under a key."""
+    epoch = numbers(run.checks, "epoch")
+    ends = numbers(run.epochs, "epoch")
+    seconds = np.interp(epoch, [0.0, *ends], [0.0, *numbers(run.epochs, "seconds")])
+    return Curve(epoch, seconds, numbers(run.checks, key))
+
+
+def numbers(rows: Sequence[Row], key: str) -> Array:
+    """Return a column of rows, NaN for what is missing."""
+    values: list[Any] = [row.get(key) for row in rows]
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def _curve(run: Run, rows: Sequence[Row], key: str) -> Curve:
+    # Rows count data steps; the rows of epochs say which epoch and how much time that is.
+    steps, ends = numbers(rows, "step"), [0.0, *numbers(run.epochs, "step")]
+    return Curve(
+        epoch=np.interp(steps, ends, [0.0, *numbers(run.epochs, "epoch")]),
+        seconds=np.interp(steps, ends, [0.0, *numbers(run.epochs, "seconds")]),
+        y=numbers(rows, key),
+    )

@@ -1,0 +1,134 @@
+"""Checkpoints: one safetensors file each, written atomically, nothing in it runs code on load.
+
+Tensors are stored as such; the nest of dicts, lists and numbers around them is JSON in the file's
+metadata.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..errors import CheckpointError
+
+FORMAT = "adaptive-tbptt checkpoint"
+
+
+VERSION = 1
+
+
+def save(path: str | Path, nest: Any) -> None:
+    """Write a nest of dicts, lists, tuples, numbers, strings and tensors.
+
+    The file appears under its name only when it is complete and on disk: a process killed at any
+    moment leaves the one before it.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "a.safetensors"
+    >>> save(path, {"weights": torch.ones(2), "steps": [1, (2, 3)], 7: None})
+    >>> load(path)
+    {'weights': tensor([1., 1.]), 'steps': [1, (2, 3)], 7: None}
+    """
+    path = Path(path)
+    tensors: dict[str, Tensor] = {}
+    text = json.dumps(_encode(nest, tensors))
+    # A name of its own per process, so that two writers never share a half-written file.
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, partial, {"format": FORMAT, "version": str(VERSION), "nest": text})
+        _sync(partial)
+        os.replace(partial, path)
+        _sync(path.parent)
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        kept = "; the checkpoint before it is intact" if path.exists() else ""
+        raise CheckpointError(f"cannot write {path}: {error}{kept}") from error
+
+
+def load(path: str | Path) -> Any:
+    """Read what `save` wrote; tensors are on the CPU."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            meta = file.metadata() or {}
+            if meta.get("format") != FORMAT:
+                raise CheckpointError(f"{path} is not a checkpoint of adaptive-tbptt")
+            if int(meta["version"]) > VERSION:
+                raise CheckpointError(
+                    f"{path} has format version {meta['version']}, this release reads up to "
+                    f"{VERSION}: update adaptive-tbptt"
+                )
+            return _decode(json.loads(meta["nest"]), file.get_tensor)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+
+
+def load_model(module: torch.nn.Module, saved: dict[str, Tensor], source: str | Path) -> None:
+    """Load parameters and buffers; say what does not fit, and then change nothing."""
+    own = module.state_dict()
+    missing, extra = sorted(own.keys() - saved.keys()), sorted(saved.keys() - own.keys())
+    shapes = [
+        f"{name} is {tuple(saved[name].shape)} there and {tuple(own[name].shape)} here"
+        for name in own.keys() & saved.keys()
+        if isinstance(own[name], Tensor)  # others are a module's extra state
+        and isinstance(saved[name], Tensor)
+        and saved[name].shape != own[name].shape
+    ]
+    problems = [
+        *(f"{name} is missing" for name in missing),
+        *(f"{name} is unknown to this model" for name in extra),
+        *sorted(shapes),
+    ]
+    if problems:
+        raise CheckpointError(f"{source} does not fit the model: {'; '.join(problems)}")
+    module.load_state_dict(saved)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        name = str(len(tensors))
+        # A copy: tied parameters share memory, which safetensors refuses.
+        tensors[name] = value.detach().cpu().clone().contiguous()
+        return {"$tensor": name}
+    if isinstance(value, tuple):
+        return {"$tuple": [_encode(v, tensors) for v in value]}
+    if isinstance(value, list):
+        return [_encode(v, tensors) for v in value]
+    if isinstance(value, Counter):  # milestones of schedulers
+        return {"$counter": _encode(dict(value), tensors)}
+    if isinstance(value, dict):
+        return {"$dict": [[_encode(k, tensors), _encode(v, tensors)] for k, v in value.items()]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise CheckpointError(f"cannot save a {type(value).__name__}")
+
+
+def _decode(value: Any, tensor: Any) -> Any:
+    if isinstance(value, list):
+        return [_decode(v, tensor) for v in value]
+    if not isinstance(value, dict):
+        return value
+    if "$tensor" in value:
+        # A copy: memory as torch aligns it, or the CPU rounds otherwise than before the checkpoint.
+        return tensor(value["$tensor"]).clone()
+    if "$counter" in value:
+        return Counter(_decode(value["$counter"], tensor))
+    if "$tuple" in value:
+        return tuple(_decode(v, tensor) for v in value["$tuple"])
+    return {_decode(k, tensor): _decode(v, tensor) for k, v in value["$dict"]}

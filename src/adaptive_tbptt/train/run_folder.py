@@ -1,0 +1,136 @@
+"""The folder of a run: `metrics.jsonl`, `starts.jsonl`, `checkpoints/`, never left half written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..errors import TrainingError
+from . import checkpoint
+from .loggers import JsonlLogger, Logger, Metrics, TensorBoardLogger
+from .provenance import origin, version
+
+try:
+    import fcntl
+except ImportError:  # Windows has none: there, nothing keeps two processes apart
+    fcntl = None  # type: ignore[assignment]
+
+
+class RunFolder:
+    """Where a run keeps what must survive it; a folder of None keeps nothing."""
+
+    def __init__(self, path: str | Path | None) -> None:
+        self.path = None if path is None else Path(path)
+        self._metrics: JsonlLogger | None = None
+
+    def file(self, name: str) -> Path | None:
+        """Return the path of a checkpoint."""
+        return None if self.path is None else self.path / "checkpoints" / f"{name}.safetensors"
+
+    def tensorboard(self, wanted: bool | None) -> list[Logger]:
+        """Return a logger for TensorBoard, if wanted; None wants it where it is installed."""
+        if wanted is None:
+            wanted = self.path is not None and find_spec("tensorboard") is not None
+        if not wanted:
+            return []
+        if self.path is None:
+            raise ValueError("tensorboard needs a run_dir to write to")
+        try:
+            return [TensorBoardLogger(self.path / "tensorboard")]
+        except OSError as error:
+            raise TrainingError(f"cannot write to {self.path}: {error}") from error
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out of the folder; the system lets go however this one ends."""
+        if self.path is None or fcntl is None:
+            yield
+            return
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise TrainingError(f"cannot write to {self.path}: {error}") from error
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise TrainingError(
+                    f"another process is training in {self.path}: wait for it, or use another "
+                    "run_dir"
+                ) from error
+            except OSError:  # a file system without locks keeps nobody out
+                pass
+            yield
+
+    def last(self, resume: bool) -> Any:
+        """Return the last checkpoint to resume from, or None; refuse to overwrite a run."""
+        path = self.file("last")
+        if path is None:
+            if resume:
+                raise ValueError("resume needs a run_dir to resume from")
+            return None
+        if not path.exists():
+            return None
+        if not resume:
+            raise TrainingError(
+                f"{self.path} already holds a run: resume=True goes on with it, another run_dir "
+                "starts anew"
+            )
+        return checkpoint.load(path)
+
+    def open(self, keep: int = 0) -> None:
+        """Start to write metrics, after the first `keep` lines of those that exist."""
+        if self.path is None:
+            return
+        try:
+            self._metrics = JsonlLogger(self.path / "metrics.jsonl", keep)
+            self._note_start()
+        except OSError as error:
+            raise TrainingError(f"cannot write to {self.path}: {error}") from error
+
+    def _note_start(self) -> None:
+        """Add a line to `starts.jsonl`: when and where the run was begun or gone on with."""
+        assert self.path is not None
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        with (self.path / "starts.jsonl").open("a") as file:
+            file.write(json.dumps({"time": now, **origin(), "adaptive-tbptt": version()}) + "\n")
+
+    @property
+    def lines(self) -> int:
+        """Lines of metrics written so far."""
+        return 0 if self._metrics is None else self._metrics.lines
+
+    def log(self, metrics: Metrics, step: int) -> None:
+        """Write a line of metrics."""
+        if self._metrics is None:
+            return
+        try:
+            self._metrics.log(metrics, step)
+        except OSError as error:
+            raise TrainingError(f"cannot write metrics: {error}{self.what_is_safe()}") from error
+
+    def save(self, name: str, nest: Any) -> None:
+        """Write a checkpoint."""
+        path = self.file(name)
+        if path is None:
+            return
+        try:
+            checkpoint.save(path, nest)
+        except checkpoint.CheckpointError as error:
+            raise TrainingError(f"{error}{self.what_is_safe()}") from error
+
+    def what_is_safe(self) -> str:
+        """Name the checkpoint that a failed run can be resumed from, as the end of a sentence."""
+        path = self.file("last")
+        return "" if path is None or not path.exists() else f". The last good checkpoint is {path}"
+
+    def close(self) -> None:
+        """Close the metrics."""
+        if self._metrics is not None:
+            self._metrics.close()

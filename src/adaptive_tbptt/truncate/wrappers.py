@@ -1,0 +1,140 @@
+"""Wrap a controller to modify it: limits, buckets, a limit on the rate of change, smoothing."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+
+from ..estimate.lag_profile import Array, LagProfile
+from ..estimate.truncation import TruncationDecision
+from .controller import Control, Controller
+
+
+@dataclass(frozen=True)
+class _Wrapper(Controller):
+    """Shared by wrappers that change the k another controller chose."""
+
+    controller: Controller
+
+    @property
+    def window(self) -> int:
+        """What the wrapped controller wants measured."""
+        return self.controller.window
+
+    @property
+    def sketch(self) -> int:
+        """What the wrapped controller wants."""
+        return self.controller.sketch
+
+    @property
+    def k_max(self) -> int:
+        """The largest k after the change."""
+        return self.change(self.controller.k_max, None)
+
+    @abstractmethod
+    def change(self, k: int, before: int | None) -> int:
+        """Return the k to use where the wrapped controller chose `k` and `before` was in use."""
+
+    def init(self) -> Control:
+        """Change what the wrapped controller starts with."""
+        inner = self.controller.init()
+        k = None if inner.k is None else self.change(inner.k, None)
+        return Control(k, inner.decision, inner=inner)
+
+    def update(self, control: Control, profile: LagProfile) -> Control:
+        """Let the wrapped controller choose, then change its choice."""
+        assert control.inner is not None
+        inner = self.controller.update(control.inner, profile)
+        if inner.wants_more:
+            return replace(control, inner=inner, probed=inner.probed)
+        assert inner.k is not None
+        k = self.change(inner.k, control.k)
+        # What is reported is the bound at the k in use, not at the one that was changed.
+        decision = inner.decision if k == inner.k else self.controller.assess(inner, k)
+        return Control(k, decision, inner=inner)
+
+    def norms(self, control: Control, profile: LagProfile) -> Array:
+        """What the wrapped controller looked at."""
+        assert control.inner is not None
+        return self.controller.norms(control.inner, profile)
+
+    def assess(self, control: Control, k: int) -> TruncationDecision | None:
+        """Ask the wrapped controller."""
+        assert control.inner is not None
+        return self.controller.assess(control.inner, k)
+
+
+@dataclass(frozen=True)
+class Limited(_Wrapper):
+    """Keep k in [low, high].
+
+    Attributes:
+        controller: the controller to wrap.
+        low: smallest k to use.
+        high: largest k to use.
+    """
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.low <= self.high:
+            raise ValueError(f"expected 1 <= low <= high, got low={self.low} and high={self.high}")
+
+    def change(self, k: int, before: int | None) -> int:
+        """Clip."""
+        return min(max(k, self.low), self.high)
+
+
+@dataclass(frozen=True)
+class Bucketed(_Wrapper):
+    """Round k up to a bucket, so that the shapes of windows repeat (for torch.compile, say).
+
+    Attributes:
+        controller: the controller to wrap.
+        buckets: allowed k, ascending; a larger k than all of them becomes the largest. Empty
+            means powers of two.
+    """
+
+    buckets: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if any(b < 1 for b in self.buckets) or list(self.buckets) != sorted(set(self.buckets)):
+            raise ValueError(f"buckets must be ascending and at least 1, got {self.buckets}")
+
+    def change(self, k: int, before: int | None) -> int:
+        """Round up: a larger k never has a larger bound."""
+        if not self.buckets:
+            return 1 << (k - 1).bit_length()
+        return next((b for b in self.buckets if b >= k), self.buckets[-1])
+
+
+@dataclass(frozen=True)
+class RateLimited(_Wrapper):
+    """Let k change by at most a factor from one estimate to the next.
+
+    Attributes:
+        controller: the controller to wrap.
+        factor: 2 means at most doubled and at most halved.
+        fall: a factor of its own for falling. Before anything long is learnt hardly any gradient
+            comes from far back, so a small k meets every tolerance, and with a small k nothing
+            long is learnt. A large k that falls slowly (`factor=math.inf, fall=1.05`) gives it
+            time.
+    """
+
+    factor: float = 2.0
+    fall: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("factor", self.factor), ("fall", self.fall)):
+            if value is not None and not value > 1.0:
+                raise ValueError(f"{name} must exceed 1, got {value}")
+
+    def change(self, k: int, before: int | None) -> int:
+        """Stay within the factors; rounding outwards, so that a small k can move at all."""
+        if before is None:
+            return k
+        low = math.floor(before / (self.fall or self.factor))
+        high = math.ceil(min(before * self.factor, self.k_max))
+        return min(max(k, low, 1), high)

@@ -1,0 +1,327 @@
+"""The trainer: it learns, reports, obeys its options."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import adaptive_tbptt as at
+
+from ..small_run import (
+    STEPS,
+    Model,
+    build,
+    final,
+    streams,
+    without_times,
+)
+
+
+def test_it_learns_and_reports(uninterrupted):
+    folder, trainer, result = uninterrupted
+    assert (result.epochs, result.stopped) == (3, "epochs")
+    assert result.history[-1]["train_loss"] < result.history[0]["train_loss"]
+    losses = [row["valid_loss"] for row in result.history]
+    assert result.best_loss == min(losses)
+    assert result.best_epoch == losses.index(min(losses)) + 1
+    rows = without_times((folder / "metrics.jsonl").read_text().splitlines())
+    assert [r["epoch"] for r in rows if r["event"] == "epoch"] == [1, 2, 3]
+    estimates = [r for r in rows if r["event"] == "estimate"]
+    assert len(estimates) == len(trainer.tbptt.history) >= 7
+    assert {"k", "beta", "relative_bias", "outcome"} <= estimates[0].keys()
+    # Probes count as data: 3 passes and 23 steps per estimate.
+    passes = 3 + len(estimates) * 23 / STEPS
+    assert result.history[-1]["data_passes"] == pytest.approx(passes)
+
+
+def test_best_parameters_are_those_of_the_best_epoch(uninterrupted):
+    _, trainer, result = uninterrupted
+    last = final(trainer)
+    trainer.load_best()
+    assert at.evaluate(trainer.model, F.mse_loss, streams()[1]) == pytest.approx(result.best_loss)
+    trainer.model.load_state_dict(last)
+
+
+def test_the_trainer_is_the_loop_one_would_write():
+    control = at.FixedTruncation(5)
+    trainer = build(controller=control)
+    trainer.fit(streams()[0], epochs=2)
+    torch.manual_seed(3)
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
+    scale = at.StepScale(optimizer, "sqrt")
+    tbptt = at.AdaptiveTBPTT(model, F.mse_loss, control)
+    stream = streams()[0]
+    for _ in range(2):
+        for window in tbptt.windows(stream):
+            window.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0 / 5)
+            scale.step(window.k)
+            optimizer.step()
+            optimizer.zero_grad()
+        scheduler.step()
+    ours, theirs = final(trainer), model.state_dict()
+    assert all(torch.equal(ours[k], theirs[k]) for k in ours if k != "calls")
+
+
+def test_a_validation_loss_that_is_not_finite_is_never_the_best():
+    trainer = build()
+    losses = iter([float("nan"), 2.0, 3.0])
+    trainer.evaluate = lambda stream: next(losses)
+    result = trainer.fit(*streams(), epochs=3)
+    assert (result.best_epoch, result.best_loss) == (2, 2.0)
+
+
+def test_the_optimiser_is_left_as_it_was():
+    trainer = build(controller=at.FixedTruncation(9))
+    trainer.scheduler = None
+    for _ in range(2):
+        again = at.Trainer(
+            trainer.model, F.mse_loss, trainer.optimizer, at.FixedTruncation(9), show=False
+        )
+        again.fit(streams()[0], epochs=1)
+        assert trainer.optimizer.param_groups[0]["lr"] == 0.05
+    assert not trainer.optimizer._optimizer_step_pre_hooks
+
+
+def test_callbacks_may_add_what_they_like(tmp_path):
+    import numpy as np
+
+    def extra(trainer, metrics):
+        metrics["numpy"], metrics["nested"] = np.float32(2.5), {"bad": [float("nan"), 1.0]}
+
+    build(tmp_path, callbacks=[extra]).fit(*streams(), epochs=1)
+    row = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert row["numpy"] == 2.5
+    assert row["nested"] == {"bad": [None, 1.0]}
+
+
+def test_a_wrapped_model_says_how_it_is_laid_out():
+    class Hidden(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru = nn.GRU(3, 2, batch_first=True)
+
+        def forward(self, x, state):
+            return self.gru(x, state)
+
+    model = Hidden()
+    stream = streams()[0]
+    recurrent = at.model.as_recurrent(model, batch_first=True)
+    trainer = at.Trainer(
+        recurrent, F.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), at.FixedTruncation(5),
+        show=False,
+    )  # fmt: skip
+    trainer.fit(stream, stream, epochs=1)
+    plain = nn.GRU(3, 2)
+    plain.load_state_dict(model.gru.state_dict())
+    expected = at.evaluate(plain, F.mse_loss, stream)
+    assert at.evaluate(model, F.mse_loss, stream, batch_first=True) == pytest.approx(expected)
+    report = at.diagnose(
+        model, F.mse_loss, stream, window=20, burn_in=2, samples=4, batch_first=True
+    )
+    assert report.profile.window == 20
+
+
+def test_patience_and_time_end_a_run():
+    class Worse:
+        def __init__(self):
+            self.value = 0.0
+
+        def __call__(self, outputs, targets):
+            self.value += 1.0
+            return F.mse_loss(outputs, targets) + self.value
+
+    trainer = build(patience=2)
+    trainer.loss_fn = Worse()
+    result = trainer.fit(*streams(), epochs=50)
+    assert (result.stopped, result.epochs, result.best_epoch) == ("patience", 3, 1)
+    result = build(max_seconds=0.0).fit(*streams(), epochs=50)
+    assert (result.stopped, result.epochs) == ("time", 0)
+
+
+def test_schedulers_per_window_and_on_a_plateau():
+    trainer = build(controller=at.FixedTruncation(10), scheduler_per="window")
+    trainer.fit(streams()[0], epochs=1)
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.05 * 0.97**12)
+    plateau = build(controller=at.FixedTruncation(10))
+    plateau.scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(plateau.optimizer, patience=0)
+    plateau.fit(*streams(), epochs=2)
+
+
+def test_progress_is_plain_lines_where_there_is_no_terminal(capsys):
+    trainer = build()
+    trainer.show = True
+    trainer.fit(*streams(), epochs=2)
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["epoch 1", "epoch 2"]
+    for word in ("loss", "valid", "K", "beta", "bias"):
+        assert word in lines[-1]
+
+
+def test_a_live_line_on_a_terminal_shows_rate_and_time_left():
+    from io import StringIO
+
+    from rich.console import Console
+
+    from adaptive_tbptt.train.progress import ProgressDisplay
+
+    text = StringIO()
+    console = Console(file=text, force_terminal=True, width=120)
+    with ProgressDisplay(100, console=console) as display:
+        display.update(50, "epoch 1  loss 0.5")
+        display.say("epoch 1 done")
+    assert "epoch 1  loss 0.5" in text.getvalue()
+    assert "steps/s" in text.getvalue()
+
+
+def test_other_loggers_get_everything_and_are_closed():
+    class Memory:
+        def __init__(self):
+            self.rows, self.closed = [], False
+
+        def log(self, metrics, step):
+            self.rows.append((step, metrics["event"]))
+
+        def close(self):
+            self.closed = True
+
+    memory = Memory()
+    build(loggers=[memory]).fit(*streams(), epochs=1)
+    assert memory.closed
+    assert memory.rows[-1] == (STEPS, "epoch")
+
+
+def test_tensorboard_gets_the_numbers_when_asked_for(tmp_path, monkeypatch):
+    import sys
+    import types
+
+    written = []
+
+    class Writer:
+        def __init__(self, folder):
+            self.folder = folder
+
+        def add_scalar(self, name, value, step):
+            written.append((name, step))
+
+        def close(self):
+            written.append("closed")
+
+    fake = types.ModuleType("torch.utils.tensorboard")
+    fake.SummaryWriter = Writer
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    build(tmp_path, tensorboard=True).fit(*streams(), epochs=1)
+    assert ("valid_loss", STEPS) in written
+    assert ("k", STEPS) in written
+    assert written[-1] == "closed"
+    with pytest.raises(ValueError, match="needs a run_dir"):
+        build(tensorboard=True)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ImportError, match=r"pip install 'adaptive-tbptt\[tensorboard\]'"):
+        build(tmp_path / "other", tensorboard=True)
+
+
+def test_a_window_that_will_not_fit_is_said_before_training(monkeypatch):
+    from adaptive_tbptt.train import memory as module
+
+    monkeypatch.setattr(module, "free_bytes", lambda device: 1000)
+    with pytest.warns(UserWarning, match="k_max=12 needs about"):
+        build().fit(streams()[0], epochs=1)
+
+
+def test_the_estimate_of_a_windows_memory_is_about_right():
+    from adaptive_tbptt.model.losses import default_weigh
+    from adaptive_tbptt.train.memory import activation_bytes, estimate_window_bytes
+
+    recurrent = at.model.as_recurrent(Model())
+    stream, weigh = streams()[0], default_weigh(F.mse_loss)
+    guess = estimate_window_bytes(recurrent, F.mse_loss, stream.segment(0, 24), 40, 30, weigh)
+    truth = activation_bytes(recurrent, F.mse_loss, stream.segment(0, 70), 40, weigh)
+    assert guess == pytest.approx(truth, rel=0.15)
+    x, y = (torch.randn(10_000, 4, n) for n in (3, 2))  # the data itself is not part of a window
+    long = at.SequenceStream(x, y).segment(0, 70)
+    assert activation_bytes(recurrent, F.mse_loss, long, 40, weigh) == truth
+
+
+def test_a_gradient_from_before_is_no_part_of_the_first_update():
+    found = []
+    for stale in (False, True):
+        trainer = build()  # seeds the dropout too
+        for parameter in trainer.model.parameters():
+            parameter.grad = torch.ones_like(parameter) if stale else None
+        trainer.fit(streams()[0], epochs=1)
+        found.append(final(trainer))
+    assert all(torch.equal(found[0][k], found[1][k]) for k in found[0])
+
+
+def test_a_schedule_by_validation_is_not_stepped_by_windows():
+    trainer = build()
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(trainer.optimizer)
+    with pytest.raises(ValueError, match="once per epoch"):
+        at.Trainer(
+            trainer.model, F.mse_loss, trainer.optimizer, at.FixedTruncation(3), scheduler=plateau,
+            scheduler_per="window",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{"scheduler_per": "day"}, {"patience": 0}])
+def test_options_are_checked(options):
+    with pytest.raises(ValueError, match="must be"):
+        build(**options)
+    with pytest.raises(ValueError, match="epochs"):
+        build().fit(streams()[0], epochs=0)
+    with pytest.raises(ValueError, match="run_dir"):
+        build().fit(streams()[0], epochs=1, resume=True)
+
+
+def test_training_time_is_told_by_the_clock_that_was_given():
+    ticks = iter(range(10_000))
+    train, _ = streams()
+    trainer = build(clock=lambda: float(next(ticks)))
+    trainer.fit(train, epochs=1)
+    assert trainer.history[-1]["seconds"] == trainer.updates  # one tick a window
+
+
+def test_what_is_no_stream_is_refused_with_a_sentence():
+    pair = (torch.zeros(9, 2, 3), torch.zeros(9, 2, 2))
+    train, _ = streams()
+    for given in ((pair,), (train, pair)):
+        with pytest.raises(TypeError, match="expected a stream, got tuple"):
+            build().fit(*given, epochs=1)
+    with pytest.raises(TypeError, match="expected a stream, got tuple"):
+        at.evaluate(nn.GRU(3, 2), F.mse_loss, pair)
+    with pytest.raises(ValueError, match="eval_chunk must be at least 1"):
+        build(eval_chunk=0)
+
+
+def test_a_validation_that_is_never_finite_ends_patience():
+    x = torch.full((40, 4, 3), float("nan"))
+    trainer = build(patience=2)
+    result = trainer.fit(streams()[0], at.SequenceStream(x, x[..., :2]), epochs=9)
+    assert (result.stopped, result.epochs, result.best_epoch) == ("patience", 2, None)
+    with pytest.raises(at.train.TrainingError, match="no validation gave a finite loss"):
+        trainer.load_best()
+
+
+def test_an_epoch_without_a_target_ends_all_the_same():
+    model, loss = nn.GRU(3, 4), nn.CrossEntropyLoss(ignore_index=-1)
+    trainer = at.Trainer(
+        model, lambda out, target: loss(out.flatten(0, 1), target.flatten()),
+        torch.optim.SGD(model.parameters(), lr=0.1), at.FixedTruncation(5),
+        weigh=lambda targets: 0.0, show=False,
+    )  # fmt: skip
+    stream = at.SequenceStream(torch.randn(20, 2, 3), torch.full((20, 2), -1))
+    assert trainer.fit(stream, epochs=1).history[0]["train_loss"] is None
+
+
+def test_a_controller_of_ones_own_can_be_resumed(tmp_path):
+    class Mine(at.FixedTruncation):
+        __repr__ = at.truncate.Controller.__repr__
+
+    for epochs in (1, 2):
+        result = build(tmp_path, Mine(4)).fit(*streams(), epochs=epochs, resume=True)
+    assert result.epochs == 2

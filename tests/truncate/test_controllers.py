@@ -1,0 +1,250 @@
+"""One conformance suite that every controller passes, and what each wrapper is for."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+
+import adaptive_tbptt as at
+
+TOLERANCE = at.BiasTolerance(delta=0.2, k_min=2, k_max=50, window=60, k_init=7)
+CONTROLLERS = {
+    "fixed": at.FixedTruncation(12),
+    "tolerance": TOLERANCE,
+    "release": at.BiasTolerance(delta=0.2, window=60, gauge=at.truncate.ReleaseGauge()),
+    "no k_init": at.BiasTolerance(delta=0.2, window=60),
+    "limited": at.truncate.Limited(TOLERANCE, low=5, high=9),
+    "buckets": at.truncate.Bucketed(TOLERANCE, (4, 16, 64)),
+    "powers": at.truncate.Bucketed(TOLERANCE),
+    "rate": at.truncate.RateLimited(TOLERANCE, factor=1.5),
+    "smoothed": at.truncate.Smoothed(TOLERANCE, weight=0.3),
+    "all": at.truncate.Bucketed(
+        at.truncate.RateLimited(
+            at.truncate.Smoothed(at.truncate.Limited(TOLERANCE, low=3, high=40))
+        )
+    ),
+}
+
+
+def profile(beta, seed=0, samples=16, window=60):
+    rng = np.random.default_rng(seed)
+    norms = beta ** np.arange(window + 1)[:, None] * rng.lognormal(0, 0.2, (window + 1, samples))
+    return at.estimate.LagProfile(norms, {"h": norms}, np.cumsum(norms[:, :4], axis=0))
+
+
+def run(controller, betas, control=None):
+    control = controller.init() if control is None else control
+    for i, beta in enumerate(betas):
+        control = controller.update(control, profile(beta, i))
+        yield control
+
+
+BETAS = [0.5, 0.9, 0.99, 1.05, 0.3, 0.8]
+
+
+@pytest.mark.parametrize("name", CONTROLLERS)
+class TestConformance:
+    def test_k_is_a_positive_int_up_to_k_max(self, name):
+        controller = CONTROLLERS[name]
+        for control in run(controller, BETAS):
+            assert type(control.k) is int
+            assert 1 <= control.k <= controller.k_max
+
+    def test_the_same_profiles_give_the_same_ks(self, name):
+        ks = [[c.k for c in run(CONTROLLERS[name], BETAS)] for _ in range(2)]
+        assert ks[0] == ks[1]
+
+    def test_it_goes_on_exactly_from_a_saved_control(self, name):
+        controller = CONTROLLERS[name]
+        *_, third = run(controller, BETAS[:3])
+        restored = at.truncate.Control.from_dict(json.loads(json.dumps(third.to_dict())))
+        assert restored == third
+        ours = [c.k for c in run(controller, BETAS[3:], restored)]
+        assert ours == [c.k for c in run(controller, BETAS[3:], third)]
+
+    def test_it_is_a_value(self, name):
+        controller = CONTROLLERS[name]
+        before = repr(controller)
+        list(run(controller, BETAS))
+        assert repr(controller) == before
+        with pytest.raises(AttributeError):
+            controller.k_max = 3
+
+    def test_it_says_what_it_wants_measured(self, name):
+        controller = CONTROLLERS[name]
+        assert controller.window == (0 if name == "fixed" else 60)
+        start = controller.init().k
+        assert start is None or 1 <= start <= controller.k_max
+
+
+def test_bias_tolerance_is_the_pure_functions_put_together():
+    measured = profile(0.8)
+    (control,) = run(TOLERANCE, [0.8])
+    bias = at.bias_bound(measured.mean, at.fit_decay(measured.mean))
+    assert control.decision == at.choose_truncation(bias, delta=0.2, k_min=2, k_max=50)
+    assert control.k == control.decision.k
+
+
+def test_fixed_never_asks_and_never_moves():
+    controller = at.FixedTruncation(12)
+    assert [c.k for c in run(controller, BETAS)] == [12] * len(BETAS)
+
+
+def test_limits_clip():
+    assert {c.k for c in run(CONTROLLERS["limited"], [0.3, 0.99])} == {5, 9}
+
+
+def test_what_is_reported_is_the_bound_at_the_k_in_use():
+    measured = profile(0.9)
+    bias = at.bias_bound(measured.mean, at.fit_decay(measured.mean))
+    limited = at.truncate.Limited(TOLERANCE, low=1, high=3)
+    control = limited.update(limited.init(), measured)
+    assert control.k == 3
+    assert control.decision.relative_bias == pytest.approx(bias.relative[3])
+    assert not control.decision.outcome.met
+    wide = at.truncate.Bucketed(TOLERANCE, (40,))
+    control = wide.update(wide.init(), measured)
+    assert control.decision.relative_bias == pytest.approx(bias.relative[40])
+    assert control.decision.outcome.met
+
+
+def test_buckets_round_up():
+    plain = [c.k for c in run(TOLERANCE, BETAS)]
+    rounded = [c.k for c in run(CONTROLLERS["buckets"], BETAS)]
+    assert rounded == [next(b for b in (4, 16, 64) if b >= k) for k in plain]
+    powers = [c.k for c in run(CONTROLLERS["powers"], BETAS)]
+    assert all(p >= k > p // 2 and p & (p - 1) == 0 for p, k in zip(powers, plain, strict=True))
+    assert CONTROLLERS["powers"].k_max == 64
+
+
+def test_rate_limit_moves_step_by_step_to_the_same_place():
+    ks = [c.k for c in run(CONTROLLERS["rate"], [1.05] * 8)]
+    assert ks[0] == 11  # 1.5 * 7, rounded outwards
+    assert all(b <= np.ceil(1.5 * a) for a, b in itertools.pairwise(ks))
+    assert ks[-1] == 50
+    small = at.truncate.RateLimited(at.BiasTolerance(delta=0.2, window=60, k_init=1))
+    assert next(run(small, [0.9])).k == 2
+
+
+def test_a_slow_fall_takes_its_time_and_a_rise_does_not():
+    rule = at.BiasTolerance(delta=0.2, k_max=50, window=60, k_init=40)
+    slow = at.truncate.RateLimited(rule, factor=math.inf, fall=1.25)
+    ks = [c.k for c in run(slow, [0.5] * 12 + [1.05])]
+    assert ks[:3] == [32, 25, 20]  # 40 / 1.25, and so on, rounded outwards
+    assert ks[11] == [c.k for c in run(rule, [0.5] * 12)][-1]
+    assert ks[12] == 50
+    with pytest.raises(ValueError, match="fall must exceed 1"):
+        at.truncate.RateLimited(rule, fall=0.9)
+
+
+def test_smoothing_averages_log_phi():
+    controller = at.truncate.Smoothed(TOLERANCE, weight=0.25)
+    *_, last = run(controller, [0.5, 0.9])
+    logs = [np.log(profile(b, i).mean) for i, b in enumerate([0.5, 0.9])]
+    expected = 0.75 * logs[0] + 0.25 * logs[1]
+    np.testing.assert_allclose(np.diff(last.memory), np.diff(expected), atol=1e-12)
+    assert np.exp(last.memory).sum() == pytest.approx(np.exp(logs[1]).sum())  # not the level
+    # log phi averaged: the rate is the geometric mean of the two.
+    assert last.decision.beta == pytest.approx(0.5**0.75 * 0.9**0.25, rel=0.05)
+    assert [c.k for c in run(at.truncate.Smoothed(TOLERANCE, weight=1.0), BETAS)] == [
+        c.k for c in run(TOLERANCE, BETAS)
+    ]
+
+
+def test_smoothing_does_not_mistake_a_fall_of_all_gradients_for_a_decay():
+    controller = at.truncate.Smoothed(
+        at.BiasTolerance(0.2, window=60, gauge=at.truncate.ReleaseGauge())
+    )
+    control, ks = controller.init(), []
+    for scale in (1.0, 1.0, 0.01, 0.01, 1.0):
+        norms = scale * profile(0.8).state_norms
+        seen = at.estimate.LagProfile(norms, {"h": norms}, np.cumsum(norms[:, :4], axis=0))
+        control = controller.update(control, seen)
+        ks.append(control.k)
+    assert len(set(ks)) == 1
+    with pytest.raises(ValueError, match="remembers earlier probes by itself"):
+        at.truncate.Smoothed(at.BiasTolerance(0.2, gauge=at.truncate.MeasuredGauge()))
+
+
+def test_a_k_that_was_changed_is_not_called_the_smallest():
+    control = at.truncate.Bucketed(TOLERANCE, (16, 64)).update(
+        at.truncate.Bucketed(TOLERANCE, (16, 64)).init(), profile(0.5)
+    )
+    assert (control.k, control.decision.outcome) == (16, at.estimate.Outcome.MET)
+    assert "k=16 meets" in control.decision.message
+
+
+def test_what_a_wrapper_reports_rests_on_what_was_smoothed():
+    smooth = at.truncate.Smoothed(TOLERANCE, weight=0.25)
+    *_, plain = run(smooth, [0.5, 0.9])
+    *_, rounded = run(at.truncate.Bucketed(smooth, (64,)), [0.5, 0.9])
+    assert rounded.decision.beta == plain.decision.beta
+    assert rounded.decision.relative_bias < plain.decision.relative_bias
+
+
+def test_the_norms_behind_an_estimate_are_those_that_were_fitted():
+    smooth = at.truncate.Smoothed(TOLERANCE, weight=0.25)
+    *_, last = run(at.truncate.Bucketed(smooth), [0.5, 0.9])
+    norms = at.truncate.Bucketed(smooth).norms(last, profile(0.9, 1))
+    fit = at.fit_decay(norms.mean(axis=1))
+    assert fit.beta == pytest.approx(last.decision.beta)
+    *_, plain = run(TOLERANCE, [0.5, 0.9])
+    np.testing.assert_array_equal(TOLERANCE.norms(plain, profile(0.9, 1)), profile(0.9, 1).measured)
+
+
+def test_a_k_on_its_way_up_is_held_back_and_not_too_small_a_k_max():
+    rule = at.BiasTolerance(0.1, k_max=50, window=60, k_init=2)
+    (control,) = run(at.truncate.RateLimited(rule), [0.9])
+    assert (control.k, control.decision.outcome) == (4, at.estimate.Outcome.HELD_BACK)
+    assert f"held at 4, where the bound is {control.decision.relative_bias:.3g}" in (
+        control.decision.message
+    )
+    assert f"{control.inner.k} was chosen" in control.decision.message
+    assert not control.decision.outcome.met
+
+
+def test_a_wrapper_keeps_what_the_wrapped_controller_could_not_do():
+    rule = at.BiasTolerance(0.1, k_max=10, window=60)
+    (control,) = run(at.truncate.Limited(rule, 1, 5), [0.9])
+    assert control.inner.decision.outcome is at.estimate.Outcome.BEYOND_MAXIMUM
+    assert (control.k, control.decision.outcome) == (5, at.estimate.Outcome.BEYOND_MAXIMUM)
+    assert control.decision.message.startswith(control.inner.decision.message)
+    assert "held at 5" in control.decision.message
+    assert control.decision.relative_bias > control.inner.decision.relative_bias
+
+
+def test_smoothing_leaves_lags_alone_that_only_one_estimate_resolved():
+    norms = np.where(np.arange(61)[:, None] < 30, profile(0.5).state_norms, 0.0)
+    ends = at.estimate.LagProfile(norms, {"h": norms}, np.cumsum(norms[:, :4], axis=0))
+    controller = at.truncate.Smoothed(TOLERANCE)
+    with np.errstate(all="raise"):
+        control = controller.update(controller.init(), ends)
+        control = controller.update(control, profile(0.5))
+        control = controller.update(control, ends)
+    assert control.decision.beta == 0.0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: at.FixedTruncation(0),
+        lambda: at.BiasTolerance(delta=1.5),
+        lambda: at.BiasTolerance(delta=0.1, k_min=5, k_max=4),
+        lambda: at.BiasTolerance(delta=0.1, k_init=101),
+        lambda: at.BiasTolerance(delta=0.1, window=1),
+        lambda: at.truncate.Limited(TOLERANCE, low=3, high=2),
+        lambda: at.truncate.Bucketed(TOLERANCE, (4, 2)),
+        lambda: at.truncate.RateLimited(TOLERANCE, factor=1.0),
+        lambda: at.truncate.Smoothed(TOLERANCE, weight=0.0),
+    ],
+)
+def test_options_are_checked_at_construction(make):
+    with pytest.raises(ValueError, match="got"):
+        make()
+
+
+def test_delta_has_no_default():
+    with pytest.raises(TypeError, match="delta"):
+        at.BiasTolerance()
