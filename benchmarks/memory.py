@@ -47,7 +47,7 @@ def training(steps: int) -> int:
 
     model = nn.GRU(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    control = at.BiasTolerance(delta=0.1, k_max=50, window=60)
+    control = at.BiasTolerance(delta=0.1, k_max=50, lags=60)
     tbptt = at.AdaptiveTBPTT(model, nn.functional.mse_loss, control, estimate_every=5000)
 
     def train(total: int) -> None:

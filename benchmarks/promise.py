@@ -31,7 +31,7 @@ DELTAS = (0.5, 0.1)
 TRUE_KS = [1, 2, 3, 4, 5, 6, 7, *range(8, 20), 20, 22, 25, 30, 40, 60]
 # As in training, where 4 fresh probes join up to 28 of earlier estimates; a snapshot has none, so
 # all are fresh.
-PROBES = at.truncate.Probes(fresh=32, budget=32, remembered=0)
+PROBES = at.truncate.ProbeBudget(fresh=32, budget=32, remembered=0)
 GAUGES: dict[str, at.truncate.Gauge] = {
     "printed": at.truncate.PaperGauge(tau=0.8),
     "release": at.truncate.ReleaseGauge(tau=0.8),
@@ -72,7 +72,7 @@ def truth(model: Any, config: CopyConfig, stream: at.SequenceStream) -> list[dic
         config.loss_fn,
         stream,
         TRUE_KS,
-        window=config.window,
+        lags=config.window,
         steps=10,
         segments=48,
         burn_in=config.burn_in,
@@ -96,7 +96,7 @@ def choices(
         for name, gauge in GAUGES.items():
             for delta in DELTAS:
                 rule = at.BiasTolerance(
-                    delta, k_min=1, k_max=config.k_max, window=config.window, gauge=gauge
+                    delta, k_min=1, k_max=config.k_max, lags=config.window, gauge=gauge
                 )
                 control, used = rule.init(), 0
                 while used == 0 or control.wants_more:

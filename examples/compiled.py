@@ -59,7 +59,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(units.parameters(), lr=1e-2)
     # Three graphs per bucket at most; torch keeps eight per function before it gives up.
     controller = at.truncate.Bucketed(
-        at.BiasTolerance(delta=0.1, k_max=16, window=40), buckets=(8, 16)
+        at.BiasTolerance(delta=0.1, k_max=16, lags=40), buckets=(8, 16)
     )
     tbptt = at.AdaptiveTBPTT(model, nn.MSELoss(), controller)
     for epoch in range(options.epochs):

@@ -80,7 +80,7 @@ def main() -> None:
         if step % 100 == 0 or step == options.steps - 1:
             print(f"step {step:4d}  perplexity {loss.exp().item():.3f}", flush=True)
 
-    report = at.diagnose(model, loss_fn, stream, window=100, samples=256)
+    report = at.diagnose(model, loss_fn, stream, lags=100, samples=256)
     print(f"\n{report}\n")
     report.figure(options.out / "decay.png")
     print(f"decay curve: {options.out / 'decay.png'}")

@@ -39,7 +39,7 @@ def train(epochs: int, device: str) -> None:
     stream = at.SequenceStream(inputs, targets)
     model = DelayedSum().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    control = at.BiasTolerance(delta=0.1, k_max=50, window=60)
+    control = at.BiasTolerance(delta=0.1, k_max=50, lags=60)
     tbptt = at.AdaptiveTBPTT(model, nn.MSELoss(), control)
     scale = at.StepScale(optimizer, "sqrt")
     for epoch in range(epochs):

@@ -54,7 +54,7 @@ def main() -> None:
     # that estimates K takes its own. So precision comes from fabric.autocast(), and the probe
     # measures in full precision.
     tbptt = at.AdaptiveTBPTT(
-        model.module, nn.MSELoss(), at.BiasTolerance(delta=0.1, k_max=50, window=60)
+        model.module, nn.MSELoss(), at.BiasTolerance(delta=0.1, k_max=50, lags=60)
     )
 
     state = {"model": model, "optimizer": optimizer, "tbptt": tbptt, "epoch": 0}

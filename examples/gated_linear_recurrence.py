@@ -81,7 +81,7 @@ def main() -> None:
     stream = latch(2000, 32)
     model, loss_fn = MinGRU(2, 32, 1), nn.MSELoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    tbptt = at.AdaptiveTBPTT(model, loss_fn, at.BiasTolerance(delta=0.1, k_max=64, window=80))
+    tbptt = at.AdaptiveTBPTT(model, loss_fn, at.BiasTolerance(delta=0.1, k_max=64, lags=80))
     for epoch in range(options.epochs):
         for window in tbptt.windows(stream):
             loss = window.backward()
@@ -96,7 +96,7 @@ def main() -> None:
     print(
         f"\nA value is replaced with probability {MARKED}: a perfect latch has beta {1 - MARKED}."
     )
-    print(at.diagnose(model, loss_fn, stream, window=100))
+    print(at.diagnose(model, loss_fn, stream, lags=100))
 
 
 if __name__ == "__main__":

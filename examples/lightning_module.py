@@ -27,7 +27,7 @@ class DelayedSum(TBPTTModule):
         self.save_hyperparameters()
         self.gru = nn.GRU(1, hidden)
         self.readout = nn.Linear(hidden, 1)
-        controller = at.BiasTolerance(delta=delta, k_max=50, window=60)
+        controller = at.BiasTolerance(delta=delta, k_max=50, lags=60)
         self.tbptt = at.AdaptiveTBPTT(self, nn.MSELoss(), controller)
 
     def forward(self, inputs: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -43,7 +43,7 @@ def main() -> None:
     model = DelayedSum().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scaler = torch.amp.GradScaler(device, enabled=dtype is torch.float16)
-    controller = at.BiasTolerance(delta=0.1, k_max=50, window=60)
+    controller = at.BiasTolerance(delta=0.1, k_max=50, lags=60)
     tbptt = at.AdaptiveTBPTT(model, nn.MSELoss(), controller)
     scale = at.StepScale(optimizer, "sqrt")
     for epoch in range(options.epochs):

@@ -43,7 +43,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     loss_fn = nn.MSELoss()
 
-    tbptt = at.AdaptiveTBPTT(model, loss_fn, at.BiasTolerance(delta=0.1, k_max=50, window=60))
+    tbptt = at.AdaptiveTBPTT(model, loss_fn, at.BiasTolerance(delta=0.1, k_max=50, lags=60))
     scale = at.StepScale(optimizer, "sqrt")
     for epoch in range(options.epochs):
         for window in tbptt.windows(stream):

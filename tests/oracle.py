@@ -131,17 +131,17 @@ class Scripted(at.truncate.Controller):
     window = 2
     k_max = property(lambda self: max(self.ks))
 
-    def init(self) -> at.truncate.Control:
-        return at.truncate.Control(self.ks[0], memory=(1.0,))
+    def init(self) -> at.truncate.TruncationState:
+        return at.truncate.TruncationState(self.ks[0], memory=(1.0,))
 
     def update(
-        self, control: at.truncate.Control, profile: at.estimate.LagProfile
-    ) -> at.truncate.Control:
+        self, control: at.truncate.TruncationState, profile: at.estimate.LagProfile
+    ) -> at.truncate.TruncationState:
         index = int(control.memory[0])
         k = self.ks[min(index, len(self.ks) - 1)]
-        return at.truncate.Control(k, memory=(index + 1.0,))
+        return at.truncate.TruncationState(k, memory=(index + 1.0,))
 
-    def assess(self, control: at.truncate.Control, k: int) -> None:
+    def assess(self, control: at.truncate.TruncationState, k: int) -> None:
         return None
 
 

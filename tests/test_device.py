@@ -119,7 +119,7 @@ def test_a_loop_chooses_the_same_k_and_learns_the_same(name, gauge):
         resets[20, 1] = resets[50, 2] = True
         optimizer = torch.optim.Adam(net.parameters())
         scale = at.StepScale(optimizer, "sqrt")
-        control = at.BiasTolerance(0.5, k_max=10, window=12, gauge=gauge)
+        control = at.BiasTolerance(0.5, k_max=10, lags=12, gauge=gauge)
         tbptt = at.AdaptiveTBPTT(net, F.mse_loss, control)
         numbers = []
         for window in tbptt.windows(at.SequenceStream(*data(), resets=resets)):
@@ -147,8 +147,8 @@ def test_looking_at_a_model_gives_the_same():
     def work(device):
         net = model("gru", device)
         stream = at.SequenceStream(*data())
-        report = at.diagnose(net, F.mse_loss, stream, window=30)
-        found = at.check_bias(net, F.mse_loss, stream, [1, 3], window=20, segments=8)
+        report = at.diagnose(net, F.mse_loss, stream, lags=30)
+        found = at.check_bias(net, F.mse_loss, stream, [1, 3], lags=20, segments=8)
         numbers = [report.stability.jacobian_norm, at.evaluate(net, F.mse_loss, stream)]
         return [*numbers, *(d.k for d in report.decisions), *(bias.relative for bias in found)]
 

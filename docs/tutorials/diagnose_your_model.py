@@ -52,7 +52,7 @@ model, loss_fn = DelayedSum(), nn.MSELoss()
 # of a loss shrinks with every step back in time.
 
 # %%
-before = at.diagnose(model, loss_fn, (inputs, targets), window=80, samples=256)
+before = at.diagnose(model, loss_fn, (inputs, targets), lags=80, samples=256)
 print(before)
 
 # %% [markdown]
@@ -77,7 +77,7 @@ for _epoch in range(8):
         optimizer.step()
         optimizer.zero_grad()
 print("loss", round(at.evaluate(model, loss_fn, stream), 4))
-after = at.diagnose(model, loss_fn, stream, window=80, samples=256)
+after = at.diagnose(model, loss_fn, stream, lags=80, samples=256)
 print(after)
 
 # %% [markdown]

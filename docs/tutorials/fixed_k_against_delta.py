@@ -70,7 +70,7 @@ def run(controller, epochs=9):
 
 settings = {f"K = {k}": at.FixedTruncation(k) for k in (5, 15, 50)}
 for delta in (0.5, 0.1):
-    controller = at.BiasTolerance(delta=delta, k_min=4, k_max=60, window=80)
+    controller = at.BiasTolerance(delta=delta, k_min=4, k_max=60, lags=80)
     settings[f"delta = {delta}"] = controller
 runs = {}
 for name, controller in settings.items():

@@ -107,7 +107,7 @@ def train(controller, epochs=8):
 
 
 tolerance = at.BiasTolerance(
-    delta=0.1, k_min=5, k_max=100, window=120, gauge=at.truncate.ReleaseGauge()
+    delta=0.1, k_min=5, k_max=100, lags=120, gauge=at.truncate.ReleaseGauge()
 )
 settings = {
     "K = 5": at.FixedTruncation(5),

@@ -81,7 +81,7 @@ def loss_fn(logits, targets):
 torch.manual_seed(0)
 model = Characters(len(letters))
 optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-tolerance = at.BiasTolerance(delta=0.1, k_max=60, window=80)
+tolerance = at.BiasTolerance(delta=0.1, k_max=60, lags=80)
 control = at.truncate.Smoothed(tolerance)
 tbptt = at.AdaptiveTBPTT(model, loss_fn, control, losses=20, estimates_per_epoch=3)
 losses = []

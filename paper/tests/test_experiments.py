@@ -21,7 +21,7 @@ from atbptt_paper.tasks.copy_task import PRESETS, CopyConfig
 from atbptt_paper.tasks.sequence_model import SymbolModel, count_parameters, symbol_loss
 
 TINY = CopyConfig(
-    m=2, train_steps=120, valid_steps=60, batch=8, hidden=8, layers=1, epochs=2, window=20,
+    m=2, train_steps=120, valid_steps=60, batch=8, hidden=8, layers=1, epochs=2, lags=20,
     k_max=20, k_init=4, burn_in=2, error_bar_every=1, error_bar_repeats=3,
 )  # fmt: skip
 
@@ -29,7 +29,7 @@ TINY = CopyConfig(
 def test_the_paper_preset_is_the_paper_and_the_release():
     c = PRESETS["paper"]
     assert (c.epochs, c.batch, c.lr, c.weight_decay, c.clip) == (210, 64, 1.0, 1e-5, 1.0)
-    assert (c.window, c.k_init, c.k_min, c.k_max, c.tau, c.burn_in) == (100, 15, 2, 100, 0.8, 20)
+    assert (c.lags, c.k_init, c.k_min, c.k_max, c.tau, c.burn_in) == (100, 15, 2, 100, 0.8, 20)
     assert (c.hidden, c.layers, c.cell, c.encoder, c.gauge) == (50, 2, "lstm", "linear", "release")
     assert (c.train_steps * c.batch, c.valid_steps * c.batch) == (256_000, 64_000)
     assert c.make_clip() == at.loop.Clip(1.0, per_loss=True)
@@ -37,7 +37,7 @@ def test_the_paper_preset_is_the_paper_and_the_release():
         delta=0.1,
         k_min=2,
         k_max=100,
-        window=100,
+        lags=100,
         k_init=15,
         gauge=at.truncate.ReleaseGauge(tau=0.8),
     )

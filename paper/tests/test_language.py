@@ -156,7 +156,7 @@ def tiny(tmp_path, **values):
             text = "\n".join(" ".join(rng.choice(list("abcdefg"), 9)) for _ in range(lines))
             (place / f"{split}.txt").write_text(text + "\n")
     return LanguageConfig(
-        data=str(place), cache=str(tmp_path / "cache"), hidden=8, batch=4, epochs=2, window=20,
+        data=str(place), cache=str(tmp_path / "cache"), hidden=8, batch=4, epochs=2, lags=20,
         k_max=20, k_init=5, burn_in=2, lr=1.0, **values,
     )  # fmt: skip
 

@@ -227,7 +227,7 @@ def test_the_two_terms_add_up_and_a_probe_works():
 
 def test_presets_are_the_papers():
     c = PRESETS["book-order"]
-    assert (c.batch, c.lr, c.window, c.k_init, c.k_min, c.k_max) == (64, 0.1, 200, 6, 1, 100)
+    assert (c.batch, c.lr, c.lags, c.k_init, c.k_min, c.k_max) == (64, 0.1, 200, 6, 1, 100)
     assert (c.weight_decay, c.hidden, c.layers, c.resets, c.epochs) == (1e-3, 128, 2, False, 51)
     assert c.changed(k=3).rate_rule == "none"
     assert c.changed(delta=0.1).rate_rule == "sqrt"

@@ -133,7 +133,7 @@ def test_measuring_and_catching_up_compile_nothing():
     model = torch.compile(Parts(), backend=graphs)
     x, y = data()
     at.probe(model, F.mse_loss, x[:20], y[:20], burn_in=3)
-    at.diagnose(model, F.mse_loss, (x, y), window=20, samples=8)
+    at.diagnose(model, F.mse_loss, (x, y), lags=20, samples=8)
     tbptt = at.AdaptiveTBPTT(model, F.mse_loss, at.FixedTruncation(6))
     windows = iter(tbptt.windows(at.SequenceStream(x, y)))
     for _ in range(5):

@@ -262,7 +262,7 @@ def test_the_trainer_runs_under_autocast():
     x, y = data(200)
     model = CoreHead(nn.GRU(INPUTS, HIDDEN), HIDDEN, HIDDEN)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    control = at.BiasTolerance(delta=0.5, k_max=20, window=30)
+    control = at.BiasTolerance(delta=0.5, k_max=20, lags=30)
     trainer = at.Trainer(model, F.mse_loss, optimizer, control, show=False)
     stream = at.SequenceStream(x, y)
     with autocast():

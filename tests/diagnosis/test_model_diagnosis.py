@@ -14,7 +14,7 @@ from ..oracle import LinearRNN, along
 
 def report(**options):
     data = torch.randn(300, 8, 3), torch.randn(300, 8, 6)
-    return at.diagnose(nn.LSTM(3, 6, 2), F.mse_loss, data, window=80, samples=32, **options)
+    return at.diagnose(nn.LSTM(3, 6, 2), F.mse_loss, data, lags=80, samples=32, **options)
 
 
 def test_the_report_is_its_stages_put_together():
@@ -54,7 +54,7 @@ def test_the_mode_is_the_models_own_unless_asked():
 
 def test_whole_batches_are_sampled_until_there_are_enough():
     data = torch.randn(100, 8, 3), torch.randn(100, 8, 6)
-    found = at.diagnose(nn.RNN(3, 6), F.mse_loss, data, window=20, samples=20)
+    found = at.diagnose(nn.RNN(3, 6), F.mse_loss, data, lags=20, samples=20)
     assert found.profile.samples == 24
 
 
@@ -71,7 +71,7 @@ def test_every_batch_has_a_dropout_of_its_own_that_the_seed_fixes():
 
     def norms(seed):
         torch.rand(1)  # where the caller's random state is does not matter
-        found = at.diagnose(model, F.mse_loss, data, window=20, samples=6, seed=seed)
+        found = at.diagnose(model, F.mse_loss, data, lags=20, samples=6, seed=seed)
         return found.profile.state_norms
 
     one = norms(3)
@@ -89,7 +89,7 @@ def test_one_row_whose_targets_are_half_ignored():
     targets = torch.randint(6, (300, 1))
     targets[torch.rand(300, 1) < 0.5] = -100
     data = torch.randn(300, 1, 3), targets
-    found = at.diagnose(nn.RNN(3, 6), Flat(), data, window=20, samples=32)
+    found = at.diagnose(nn.RNN(3, 6), Flat(), data, lags=20, samples=32)
     assert found.profile.samples == 32
     assert (found.profile.state_norms[1] > 0).all()
 
@@ -120,7 +120,7 @@ def test_same_seed_same_report():
 
 def test_a_model_that_does_not_decay_is_told_so():
     stream = at.SequenceStream(torch.zeros(100, 4, 3), torch.zeros(100, 4))
-    found = at.diagnose(LinearRNN(1.02 * torch.eye(2)), along(torch.ones(2)), stream, window=50)
+    found = at.diagnose(LinearRNN(1.02 * torch.eye(2)), along(torch.ones(2)), stream, lags=50)
     assert all(d.k == 50 and not d.outcome.met for d in found.decisions)
     assert found.to_dict()["choices"][0]["relative_bias"] is None
     assert any("does not decay" in note for note in found.notes)
@@ -129,16 +129,16 @@ def test_a_model_that_does_not_decay_is_told_so():
 def test_batch_first_models_and_streams():
     model = nn.LSTM(3, 6, batch_first=True)
     data = torch.randn(8, 200, 3), torch.randn(8, 200, 6)
-    given = at.diagnose(model, F.mse_loss, data, window=40)
+    given = at.diagnose(model, F.mse_loss, data, lags=40)
     stream = at.SequenceStream(*data, batch_first=True)
-    assert at.diagnose(model, F.mse_loss, stream, window=40).to_dict() == given.to_dict()
+    assert at.diagnose(model, F.mse_loss, stream, lags=40).to_dict() == given.to_dict()
 
 
 def test_resets_of_the_stream_reach_the_probe():
     resets = torch.zeros(300, 8, dtype=torch.bool)
     resets[::10] = True
     stream = at.SequenceStream(torch.randn(300, 8, 3), torch.randn(300, 8, 6), resets)
-    found = at.diagnose(nn.RNN(3, 6), F.mse_loss, stream, window=40)
+    found = at.diagnose(nn.RNN(3, 6), F.mse_loss, stream, lags=40)
     # Sequences of ten steps: no gradient reaches back more than nine.
     assert (found.profile.mean[11:] == 0).all()
     assert found.profile.mean[9] > 0
@@ -163,12 +163,12 @@ def test_a_kernel_that_drops_the_gradient_is_refused_with_resets_too(resets):
     starts = torch.zeros(200, 4, dtype=torch.bool)
     starts[::20] = resets
     with pytest.raises(ValueError, match="no gradient reaches the state"):
-        at.diagnose(Detached(), F.mse_loss, at.SequenceStream(x, y, starts), window=30)
+        at.diagnose(Detached(), F.mse_loss, at.SequenceStream(x, y, starts), lags=30)
 
 
 def test_one_row_and_few_samples():
     data = torch.randn(300, 1, 3), torch.randn(300, 1, 6)
-    found = at.diagnose(nn.RNN(3, 6), F.mse_loss, data, window=40, samples=1)
+    found = at.diagnose(nn.RNN(3, 6), F.mse_loss, data, lags=40, samples=1)
     assert found.uncertainty is None
     assert any("only 1 losses" in note for note in found.notes)
     assert str(found)
@@ -197,9 +197,7 @@ def test_the_figure_shows_draws_mean_fit_and_every_k(tmp_path):
 def test_the_figure_shows_the_norms_that_were_fitted():
     torch.manual_seed(0)
     data = torch.randn(200, 8, 3), torch.randn(200, 8, 6)
-    found = at.diagnose(
-        nn.GRU(3, 6), F.mse_loss, data, window=30, gauge=at.truncate.ParameterGauge()
-    )
+    found = at.diagnose(nn.GRU(3, 6), F.mse_loss, data, lags=30, gauge=at.truncate.ParameterGauge())
     axes = found.figure().axes[0]
     mean = next(line for line in axes.lines if line.get_label() == "mean")
     np.testing.assert_allclose(mean.get_ydata(), found.profile.contributions.mean)

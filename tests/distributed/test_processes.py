@@ -22,7 +22,7 @@ from ..loop.test_learned_loss import Scaled
 from ..oracle import CoreHead
 
 STEPS, ROWS, CLASSES = 90, 5, 4
-CONTROL = at.BiasTolerance(delta=0.3, k_min=2, k_max=12, window=12)
+CONTROL = at.BiasTolerance(delta=0.3, k_min=2, k_max=12, lags=12)
 
 
 class Masked(nn.CrossEntropyLoss):
@@ -119,8 +119,8 @@ MEASURED = at.BiasTolerance(
     delta=0.3,
     k_min=2,
     k_max=12,
-    window=12,
-    gauge=at.truncate.MeasuredGauge(size=32, probes=at.truncate.Probes(3, 8, 12)),
+    lags=12,
+    gauge=at.truncate.MeasuredGauge(size=32, probes=at.truncate.ProbeBudget(3, 8, 12)),
 )
 
 

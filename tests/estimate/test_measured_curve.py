@@ -195,9 +195,9 @@ def test_bias_of_a_linear_recurrence_has_a_closed_form():
     np.testing.assert_allclose(found.high[:40], expected, rtol=1e-4)
     bound = at.truncate.ParameterGauge().bias(profile)  # all of one sign: the bound is exact
     np.testing.assert_allclose(bound.relative[:20], expected[:20], rtol=1e-3)
-    for check in at.check_bias(model, loss_fn, stream, [3, 10], window=80, segments=8):
+    for check in at.check_bias(model, loss_fn, stream, [3, 10], lags=80, segments=8):
         assert check.relative == pytest.approx(a ** (check.k + 1), rel=1e-3)
-    (window,) = at.check_bias(model, loss_fn, stream, 5, losses=5, window=80, segments=8, steps=5)
+    (window,) = at.check_bias(model, loss_fn, stream, 5, losses=5, lags=80, segments=8, steps=5)
     curve = measured_bias(profile.contributions, found.fit, losses=5)
     assert window.relative == pytest.approx(np.mean(a ** np.arange(6.0, 11.0)), rel=1e-3)
     assert curve.estimate[5] == pytest.approx(window.relative, rel=1e-3)
@@ -218,7 +218,7 @@ def test_check_and_gauge_agree_on_a_model_that_neither_knows():
             at.probe(model, loss_fn, segment.inputs, segment.targets, sketch=512, burn_in=10)
         )
     curve = at.truncate.MeasuredGauge().bias(at.estimate.LagProfile.concatenate(profiles))
-    for check in at.check_bias(model, loss_fn, stream, [1, 2, 4], window=40, segments=16):
+    for check in at.check_bias(model, loss_fn, stream, [1, 2, 4], lags=40, segments=16):
         assert check.low <= curve.high[check.k]
         assert curve.low[check.k] <= check.high
 
@@ -229,18 +229,18 @@ def test_controller_asks_until_resolved_and_remembers(double):
     model = nn.RNN(2, 4)
     data = torch.randn(300, 4, 2), torch.randn(300, 4, 4)
     gauge = at.truncate.MeasuredGauge(
-        size=64, probes=at.truncate.Probes(fresh=2, budget=5, remembered=3)
+        size=64, probes=at.truncate.ProbeBudget(fresh=2, budget=5, remembered=3)
     )
-    rule = at.BiasTolerance(0.1, k_max=30, window=30, k_init=7, gauge=gauge)
+    rule = at.BiasTolerance(0.1, k_max=30, lags=30, k_init=7, gauge=gauge)
     tbptt = at.AdaptiveTBPTT(model, nn.functional.mse_loss, at.truncate.Bucketed(rule), burn_in=5)
     stream = at.SequenceStream(*data)
     tbptt.estimate(stream)
     first = tbptt.probed_steps // 35
     assert 2 <= first <= 5
-    assert not tbptt.control.wants_more
+    assert not tbptt.truncation.wants_more
     for _ in range(6):
         tbptt.estimate(stream)
-    inner = tbptt.control.inner
+    inner = tbptt.truncation.inner
     assert inner is not None
     assert len(inner.evidence) <= 3 + 5
     saved = tbptt.state_dict()
@@ -272,16 +272,16 @@ def test_evidence_merged_by_probe_says_the_same_with_known_means():
 def test_groups_inside_a_probe_are_kept_only_while_they_are_needed(double, probes, groups):
     torch.manual_seed(0)
     model, data = nn.RNN(2, 4), (torch.randn(300, 4, 2), torch.randn(300, 4, 4))
-    gauge = at.truncate.MeasuredGauge(size=64, probes=at.truncate.Probes(*probes))
-    rule = at.BiasTolerance(0.1, k_max=20, window=20, gauge=gauge)
+    gauge = at.truncate.MeasuredGauge(size=64, probes=at.truncate.ProbeBudget(*probes))
+    rule = at.BiasTolerance(0.1, k_max=20, lags=20, gauge=gauge)
     tbptt = at.AdaptiveTBPTT(model, nn.functional.mse_loss, rule, burn_in=5)
     tbptt.estimate(at.SequenceStream(*data))
-    assert {len(c.sizes) for c in tbptt.control.evidence} == {groups}
-    assert {c.norms.shape[1] for c in tbptt.control.evidence} == {4}
+    assert {len(c.sizes) for c in tbptt.truncation.evidence} == {groups}
+    assert {c.norms.shape[1] for c in tbptt.truncation.evidence} == {4}
 
 
 def test_what_is_said_of_a_changed_k_rests_on_all_evidence():
-    rule = at.BiasTolerance(0.1, k_max=9, window=10, k_init=5, gauge=at.truncate.MeasuredGauge())
+    rule = at.BiasTolerance(0.1, k_max=9, lags=10, k_init=5, gauge=at.truncate.MeasuredGauge())
     wrapped = at.truncate.Bucketed(at.truncate.RateLimited(rule), (8, 9))
     control, rng = wrapped.init(), np.random.default_rng(1)
     probes = 0
@@ -309,11 +309,11 @@ def test_a_check_with_too_few_segments_is_refused():
     for level, needed in ((0.9, 6), (0.99, 9)):
         with pytest.raises(ValueError, match=f"at least {needed} segments"):
             at.check_bias(
-                nn.RNN(2, 3), nn.functional.mse_loss, data, 2, window=10, segments=needed - 1,
+                nn.RNN(2, 3), nn.functional.mse_loss, data, 2, lags=10, segments=needed - 1,
                 level=level,
             )  # fmt: skip
         at.check_bias(
-            nn.RNN(2, 3), nn.functional.mse_loss, data, np.int64(2), window=10, segments=needed,
+            nn.RNN(2, 3), nn.functional.mse_loss, data, np.int64(2), lags=10, segments=needed,
             level=level,
         )  # fmt: skip
     with pytest.raises(ValueError, match="losses must be positive"):
@@ -327,7 +327,7 @@ def test_gauge_without_contributions_says_what_is_missing():
     with pytest.raises(ValueError, match="parameters=True"):
         at.truncate.MeasuredGauge().bias(profile)
     with pytest.raises(ValueError, match="fresh"):
-        at.truncate.MeasuredGauge(probes=at.truncate.Probes(5, 2))
+        at.truncate.MeasuredGauge(probes=at.truncate.ProbeBudget(5, 2))
 
 
 def test_bound_that_noise_hides_asks_for_more_and_uses_k_max():

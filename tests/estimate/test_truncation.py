@@ -7,8 +7,8 @@ import adaptive_tbptt as at
 from adaptive_tbptt.estimate import Outcome
 
 
-def bias(beta, window=100, norms=None, head=0):
-    phi = np.concatenate([np.ones(head), beta ** np.arange(window + 1.0 - head)])
+def bias(beta, lags=100, norms=None, head=0):
+    phi = np.concatenate([np.ones(head), beta ** np.arange(lags + 1.0 - head)])
     return at.bias_bound(phi, at.fit_decay(phi), norms)
 
 

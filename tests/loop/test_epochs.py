@@ -132,7 +132,7 @@ def test_batch_first_models_train_alike():
 def test_estimates_follow_the_schedule_and_are_counted():
     x, y = torch.randn(400, 8, INPUTS), torch.randn(400, 8, 4)
     model, stream = nn.GRU(INPUTS, 4), at.SequenceStream(x, y)
-    control = at.BiasTolerance(delta=0.5, k_max=30, window=40, k_init=10)
+    control = at.BiasTolerance(delta=0.5, k_max=30, lags=40, k_init=10)
     tbptt = at.AdaptiveTBPTT(model, F.mse_loss, control, estimates_per_epoch=4, burn_in=5)
     assert len(tbptt.windows(stream)) == 40
     for _ in range(2):
@@ -145,7 +145,7 @@ def test_estimates_follow_the_schedule_and_are_counted():
     assert tbptt.trained_steps == 800
     assert tbptt.data_steps == 800 + 7 * 45
     assert tbptt.history[-1].k == tbptt.k == ks[-1]
-    eager = at.AdaptiveTBPTT(model, F.mse_loss, at.BiasTolerance(delta=0.5, window=40), burn_in=0)
+    eager = at.AdaptiveTBPTT(model, F.mse_loss, at.BiasTolerance(delta=0.5, lags=40), burn_in=0)
     with pytest.raises(TypeError, match="not estimated yet"):
         len(eager.windows(stream))
     next(iter(eager.windows(stream)))
@@ -154,7 +154,7 @@ def test_estimates_follow_the_schedule_and_are_counted():
 
 def test_a_tolerance_that_is_not_met_is_said_once():
     stream = at.SequenceStream(torch.randn(300, 4, INPUTS), torch.randn(300, 4, 4))
-    control = at.BiasTolerance(delta=1e-6, k_max=3, window=40)
+    control = at.BiasTolerance(delta=1e-6, k_max=3, lags=40)
     tbptt = at.AdaptiveTBPTT(nn.GRU(INPUTS, 4), F.mse_loss, control, estimates_per_epoch=4)
     with pytest.warns(at.TruncationWarning, match="no k up to 3 meets") as caught:
         list(map(at.loop.Window.backward, tbptt.windows(stream)))

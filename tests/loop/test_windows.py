@@ -287,7 +287,7 @@ def test_ignored_targets_are_weighted_right():
             assert all((g == 0).all() for g in grads.values())
     whole = at.evaluate(model, loss_fn, stream)
     assert total / weight == pytest.approx(whole)
-    # A mask of one's own, in the targets, with weigh= to count it.
+    # A mask of one's own, in the targets, with count_losses= to count it.
     mask = y != -100
     pair = at.SequenceStream(x, {"y": y.clamp_min(0), "mask": mask}, resets)
 
@@ -295,9 +295,11 @@ def test_ignored_targets_are_weighted_right():
         each = F.cross_entropy(logits, targets["y"].flatten(), reduction="none")
         return (each * targets["mask"].flatten()).sum() / targets["mask"].sum()
 
-    weigh = lambda targets: float(targets["mask"].sum())  # noqa: E731
-    assert at.evaluate(model, masked, pair, weigh=weigh, chunk=7) == pytest.approx(whole)
-    other = at.AdaptiveTBPTT(model, masked, at.FixedTruncation(20), weigh=weigh)
+    count_losses = lambda targets: float(targets["mask"].sum())  # noqa: E731
+    assert at.evaluate(model, masked, pair, count_losses=count_losses, chunk=7) == pytest.approx(
+        whole
+    )
+    other = at.AdaptiveTBPTT(model, masked, at.FixedTruncation(20), count_losses=count_losses)
     (window,) = other.windows(pair)
     assert window.backward() == pytest.approx(whole)
 

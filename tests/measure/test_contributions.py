@@ -383,7 +383,7 @@ def test_rows_that_a_mask_leaves_out_are_not_run_alone(double, make):
         return ((outputs - y).square().mean(-1) * mask).sum() / mask.sum()
 
     found = at.probe(
-        model, loss_fn, x, (y, mask), parameters=True, weigh=lambda t: float(t[1].sum())
+        model, loss_fn, x, (y, mask), parameters=True, count_losses=lambda t: float(t[1].sum())
     ).contributions
     assert (found.norms[:, 0] == 0.0).all()
     assert np.isfinite(found.norms).all()

@@ -322,7 +322,7 @@ def test_a_sparse_embedding_is_measured_like_a_dense_one():
         np.testing.assert_allclose(sparse.norms, dense.norms, rtol=1e-5)
     stream = at.SequenceStream(x, y)
     sparse, dense = (
-        at.check_bias(Model(s), F.mse_loss, stream, [3], window=10) for s in (True, False)
+        at.check_bias(Model(s), F.mse_loss, stream, [3], lags=10) for s in (True, False)
     )
     assert sparse[0].low == pytest.approx(dense[0].low, rel=1e-4)
 
@@ -339,6 +339,6 @@ def test_rows_without_a_loss_do_not_tell_whether_the_state_is_reached():
         return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=-100)
 
     found = at.probe(
-        nn.GRU(3, 4), loss_fn, x, y, resets=resets, weigh=lambda t: float((t != -100).sum())
+        nn.GRU(3, 4), loss_fn, x, y, resets=resets, count_losses=lambda t: float((t != -100).sum())
     )
     assert not found.state_norms[1:].any()

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import adaptive_tbptt as at
-from adaptive_tbptt.model.losses import default_weigh
+from adaptive_tbptt.model.losses import default_count
 
 STEPS, ROWS = 40, 3
 
@@ -48,7 +48,7 @@ FRONTS = {
 
 
 def diagnose(model, loss_fn, stream):
-    at.diagnose(model, loss_fn, stream, window=10, burn_in=5)
+    at.diagnose(model, loss_fn, stream, lags=10, burn_in=5)
 
 
 @pytest.mark.parametrize("kind", FRONTS)
@@ -88,15 +88,15 @@ def test_a_masked_loss_that_is_not_weighed_is_warned_of(use):
     x, y = data()
     y[3:, 1:] = torch.nan
     stream = at.SequenceStream(x, y)
-    with pytest.warns(UserWarning, match="weigh= must count"):
+    with pytest.warns(UserWarning, match="count_losses= must count"):
         use(nn.GRU(3, 2), masked, stream)
-    use(nn.GRU(3, 2), masked, stream, weigh=count)
+    use(nn.GRU(3, 2), masked, stream, count_losses=count)
 
 
 def test_a_mask_that_comes_late_is_seen_in_time():
     x, y = data()
     y[17:, 1:] = torch.nan  # inside of the fourth window
-    with pytest.warns(UserWarning, match="weigh= must count"):
+    with pytest.warns(UserWarning, match="count_losses= must count"):
         train(nn.GRU(3, 2), masked, at.SequenceStream(x, y))
 
 
@@ -306,7 +306,7 @@ def test_a_masked_mean_of_a_half_without_targets_is_no_sum():
         value, kept = target
         return ((out - value).square() * kept).sum() / kept.sum().clamp(min=1.0)
 
-    with pytest.warns(UserWarning, match="weigh= must count"):
+    with pytest.warns(UserWarning, match="count_losses= must count"):
         train(nn.GRU(3, 2), loss, at.SequenceStream(x, (y, mask)))
 
 
@@ -314,15 +314,15 @@ def test_bytes_and_other_numbers_are_not_taken_for_what_is_ignored():
     def plain_function(out, target):
         return out.mean()
 
-    weigh = default_weigh(plain_function)
-    assert weigh(torch.full((5, 4), 156, dtype=torch.uint8)) == 20  # -100 as a byte
-    assert weigh(torch.full((5, 4), -100, dtype=torch.int32)) == 20
-    assert weigh(torch.full((5, 4), -100)) == 0
-    assert default_weigh(nn.CrossEntropyLoss())(torch.full((5, 4), 156, dtype=torch.uint8)) == 20
-    assert default_weigh(nn.CrossEntropyLoss())(torch.full((5, 4), -100, dtype=torch.int32)) == 0
+    count_losses = default_count(plain_function)
+    assert count_losses(torch.full((5, 4), 156, dtype=torch.uint8)) == 20  # -100 as a byte
+    assert count_losses(torch.full((5, 4), -100, dtype=torch.int32)) == 20
+    assert count_losses(torch.full((5, 4), -100)) == 0
+    assert default_count(nn.CrossEntropyLoss())(torch.full((5, 4), 156, dtype=torch.uint8)) == 20
+    assert default_count(nn.CrossEntropyLoss())(torch.full((5, 4), -100, dtype=torch.int32)) == 0
 
 
 def test_class_weights_count_under_torch_compile_too():
     weight = torch.tensor([1.0, 3.0])
     compiled = torch.compile(nn.CrossEntropyLoss(weight=weight), backend="eager")
-    assert default_weigh(compiled)(torch.tensor([[0, 1], [1, -100]])) == 7.0
+    assert default_count(compiled)(torch.tensor([[0, 1], [1, -100]])) == 7.0

@@ -92,7 +92,7 @@ def test_stability_and_k_are_those_of_pairs():
     x, y, _ = data(400)
 
     def measure(model):
-        return at.diagnose(model, nn.functional.mse_loss, (x, y), window=50, samples=12)
+        return at.diagnose(model, nn.functional.mse_loss, (x, y), lags=50, samples=12)
 
     ours, theirs = both(measure)
     assert [d.k for d in ours.decisions] == [d.k for d in theirs.decisions]

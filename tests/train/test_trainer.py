@@ -31,7 +31,7 @@ def test_it_learns_and_reports(uninterrupted):
     estimates = [r for r in rows if r["event"] == "estimate"]
     assert len(estimates) == len(trainer.tbptt.history) >= 7
     assert {"k", "beta", "relative_bias", "outcome"} <= estimates[0].keys()
-    # Probes count as data: 3 passes and 23 steps per estimate.
+    # ProbeBudget count as data: 3 passes and 23 steps per estimate.
     passes = 3 + len(estimates) * 23 / STEPS
     assert result.history[-1]["data_passes"] == pytest.approx(passes)
 
@@ -120,10 +120,8 @@ def test_a_wrapped_model_says_how_it_is_laid_out():
     plain.load_state_dict(model.gru.state_dict())
     expected = at.evaluate(plain, F.mse_loss, stream)
     assert at.evaluate(model, F.mse_loss, stream, batch_first=True) == pytest.approx(expected)
-    report = at.diagnose(
-        model, F.mse_loss, stream, window=20, burn_in=2, samples=4, batch_first=True
-    )
-    assert report.profile.window == 20
+    report = at.diagnose(model, F.mse_loss, stream, lags=20, burn_in=2, samples=4, batch_first=True)
+    assert report.profile.lags == 20
 
 
 def test_patience_and_time_end_a_run():
@@ -234,17 +232,19 @@ def test_a_window_that_will_not_fit_is_said_before_training(monkeypatch):
 
 
 def test_the_estimate_of_a_windows_memory_is_about_right():
-    from adaptive_tbptt.model.losses import default_weigh
+    from adaptive_tbptt.model.losses import default_count
     from adaptive_tbptt.train.memory import activation_bytes, estimate_window_bytes
 
     recurrent = at.model.as_recurrent(Model())
-    stream, weigh = streams()[0], default_weigh(F.mse_loss)
-    guess = estimate_window_bytes(recurrent, F.mse_loss, stream.segment(0, 24), 40, 30, weigh)
-    truth = activation_bytes(recurrent, F.mse_loss, stream.segment(0, 70), 40, weigh)
+    stream, count_losses = streams()[0], default_count(F.mse_loss)
+    guess = estimate_window_bytes(
+        recurrent, F.mse_loss, stream.segment(0, 24), 40, 30, count_losses
+    )
+    truth = activation_bytes(recurrent, F.mse_loss, stream.segment(0, 70), 40, count_losses)
     assert guess == pytest.approx(truth, rel=0.15)
     x, y = (torch.randn(10_000, 4, n) for n in (3, 2))  # the data itself is not part of a window
     long = at.SequenceStream(x, y).segment(0, 70)
-    assert activation_bytes(recurrent, F.mse_loss, long, 40, weigh) == truth
+    assert activation_bytes(recurrent, F.mse_loss, long, 40, count_losses) == truth
 
 
 def test_a_gradient_from_before_is_no_part_of_the_first_update():
@@ -312,7 +312,7 @@ def test_an_epoch_without_a_target_ends_all_the_same():
     trainer = at.Trainer(
         model, lambda out, target: loss(out.flatten(0, 1), target.flatten()),
         torch.optim.SGD(model.parameters(), lr=0.1), at.FixedTruncation(5),
-        weigh=lambda targets: 0.0, show=False,
+        count_losses=lambda targets: 0.0, show=False,
     )  # fmt: skip
     stream = at.SequenceStream(torch.randn(20, 2, 3), torch.full((20, 2), -1))
     assert trainer.fit(stream, epochs=1).history[0]["train_loss"] is None

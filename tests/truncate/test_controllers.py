@@ -9,12 +9,12 @@ import pytest
 
 import adaptive_tbptt as at
 
-TOLERANCE = at.BiasTolerance(delta=0.2, k_min=2, k_max=50, window=60, k_init=7)
+TOLERANCE = at.BiasTolerance(delta=0.2, k_min=2, k_max=50, lags=60, k_init=7)
 CONTROLLERS = {
     "fixed": at.FixedTruncation(12),
     "tolerance": TOLERANCE,
-    "release": at.BiasTolerance(delta=0.2, window=60, gauge=at.truncate.ReleaseGauge()),
-    "no k_init": at.BiasTolerance(delta=0.2, window=60),
+    "release": at.BiasTolerance(delta=0.2, lags=60, gauge=at.truncate.ReleaseGauge()),
+    "no k_init": at.BiasTolerance(delta=0.2, lags=60),
     "limited": at.truncate.Limited(TOLERANCE, low=5, high=9),
     "buckets": at.truncate.Bucketed(TOLERANCE, (4, 16, 64)),
     "powers": at.truncate.Bucketed(TOLERANCE),
@@ -28,9 +28,9 @@ CONTROLLERS = {
 }
 
 
-def profile(beta, seed=0, samples=16, window=60):
+def profile(beta, seed=0, samples=16, lags=60):
     rng = np.random.default_rng(seed)
-    norms = beta ** np.arange(window + 1)[:, None] * rng.lognormal(0, 0.2, (window + 1, samples))
+    norms = beta ** np.arange(lags + 1)[:, None] * rng.lognormal(0, 0.2, (lags + 1, samples))
     return at.estimate.LagProfile(norms, {"h": norms}, np.cumsum(norms[:, :4], axis=0))
 
 
@@ -59,7 +59,7 @@ class TestConformance:
     def test_it_goes_on_exactly_from_a_saved_control(self, name):
         controller = CONTROLLERS[name]
         *_, third = run(controller, BETAS[:3])
-        restored = at.truncate.Control.from_dict(json.loads(json.dumps(third.to_dict())))
+        restored = at.truncate.TruncationState.from_dict(json.loads(json.dumps(third.to_dict())))
         assert restored == third
         ours = [c.k for c in run(controller, BETAS[3:], restored)]
         assert ours == [c.k for c in run(controller, BETAS[3:], third)]
@@ -74,7 +74,7 @@ class TestConformance:
 
     def test_it_says_what_it_wants_measured(self, name):
         controller = CONTROLLERS[name]
-        assert controller.window == (0 if name == "fixed" else 60)
+        assert controller.lags == (0 if name == "fixed" else 60)
         start = controller.init().k
         assert start is None or 1 <= start <= controller.k_max
 
@@ -124,12 +124,12 @@ def test_rate_limit_moves_step_by_step_to_the_same_place():
     assert ks[0] == 11  # 1.5 * 7, rounded outwards
     assert all(b <= np.ceil(1.5 * a) for a, b in itertools.pairwise(ks))
     assert ks[-1] == 50
-    small = at.truncate.RateLimited(at.BiasTolerance(delta=0.2, window=60, k_init=1))
+    small = at.truncate.RateLimited(at.BiasTolerance(delta=0.2, lags=60, k_init=1))
     assert next(run(small, [0.9])).k == 2
 
 
 def test_a_slow_fall_takes_its_time_and_a_rise_does_not():
-    rule = at.BiasTolerance(delta=0.2, k_max=50, window=60, k_init=40)
+    rule = at.BiasTolerance(delta=0.2, k_max=50, lags=60, k_init=40)
     slow = at.truncate.RateLimited(rule, factor=math.inf, fall=1.25)
     ks = [c.k for c in run(slow, [0.5] * 12 + [1.05])]
     assert ks[:3] == [32, 25, 20]  # 40 / 1.25, and so on, rounded outwards
@@ -155,7 +155,7 @@ def test_smoothing_averages_log_phi():
 
 def test_smoothing_does_not_mistake_a_fall_of_all_gradients_for_a_decay():
     controller = at.truncate.Smoothed(
-        at.BiasTolerance(0.2, window=60, gauge=at.truncate.ReleaseGauge())
+        at.BiasTolerance(0.2, lags=60, gauge=at.truncate.ReleaseGauge())
     )
     control, ks = controller.init(), []
     for scale in (1.0, 1.0, 0.01, 0.01, 1.0):
@@ -195,7 +195,7 @@ def test_the_norms_behind_an_estimate_are_those_that_were_fitted():
 
 
 def test_a_k_on_its_way_up_is_held_back_and_not_too_small_a_k_max():
-    rule = at.BiasTolerance(0.1, k_max=50, window=60, k_init=2)
+    rule = at.BiasTolerance(0.1, k_max=50, lags=60, k_init=2)
     (control,) = run(at.truncate.RateLimited(rule), [0.9])
     assert (control.k, control.decision.outcome) == (4, at.estimate.Outcome.HELD_BACK)
     assert f"held at 4, where the bound is {control.decision.relative_bias:.3g}" in (
@@ -206,7 +206,7 @@ def test_a_k_on_its_way_up_is_held_back_and_not_too_small_a_k_max():
 
 
 def test_a_wrapper_keeps_what_the_wrapped_controller_could_not_do():
-    rule = at.BiasTolerance(0.1, k_max=10, window=60)
+    rule = at.BiasTolerance(0.1, k_max=10, lags=60)
     (control,) = run(at.truncate.Limited(rule, 1, 5), [0.9])
     assert control.inner.decision.outcome is at.estimate.Outcome.BEYOND_MAXIMUM
     assert (control.k, control.decision.outcome) == (5, at.estimate.Outcome.BEYOND_MAXIMUM)
@@ -233,7 +233,7 @@ def test_smoothing_leaves_lags_alone_that_only_one_estimate_resolved():
         lambda: at.BiasTolerance(delta=1.5),
         lambda: at.BiasTolerance(delta=0.1, k_min=5, k_max=4),
         lambda: at.BiasTolerance(delta=0.1, k_init=101),
-        lambda: at.BiasTolerance(delta=0.1, window=1),
+        lambda: at.BiasTolerance(delta=0.1, lags=1),
         lambda: at.truncate.Limited(TOLERANCE, low=3, high=2),
         lambda: at.truncate.Bucketed(TOLERANCE, (4, 2)),
         lambda: at.truncate.RateLimited(TOLERANCE, factor=1.0),

@@ -39,31 +39,31 @@ def test_dimensions_that_do_not_decay_are_counted_and_their_part_named():
 
 
 def test_training_says_that_nothing_decays_and_what_to_do():
-    rule = at.BiasTolerance(0.1, k_max=10, window=30)
+    rule = at.BiasTolerance(0.1, k_max=10, lags=30)
     tbptt = at.AdaptiveTBPTT(Leaks([1.01] * 5), nn.functional.mse_loss, rule)
     with pytest.warns(at.TruncationWarning, match="does not decay.*of its 5 dim.*MeasuredGauge"):
         tbptt.estimate(stream())
 
 
 def test_training_says_that_the_window_is_too_short():
-    rule = at.BiasTolerance(0.1, k_max=100, window=12)
+    rule = at.BiasTolerance(0.1, k_max=100, lags=12)
     tbptt = at.AdaptiveTBPTT(Leaks([0.9] * 5), nn.functional.mse_loss, rule)
     with pytest.warns(at.TruncationWarning, match="measure a longer window"):
         tbptt.estimate(stream())
 
 
 def test_nothing_is_said_where_all_is_well():
-    rule = at.BiasTolerance(0.1, k_max=100, window=60)
+    rule = at.BiasTolerance(0.1, k_max=100, lags=60)
     tbptt = at.AdaptiveTBPTT(Leaks([0.7] * 5), nn.functional.mse_loss, rule)
     tbptt.estimate(stream())
-    assert tbptt.control.decision.outcome is at.estimate.Outcome.MET
-    assert what_to_do(tbptt.profile, tbptt.control.decision) is None
+    assert tbptt.truncation.decision.outcome is at.estimate.Outcome.MET
+    assert what_to_do(tbptt.profile, tbptt.truncation.decision) is None
 
 
 def test_noise_that_hides_the_gradient_is_said():
     torch.manual_seed(1)
-    gauge = at.truncate.MeasuredGauge(size=32, probes=at.truncate.Probes(1, 2, 0))
-    rule = at.BiasTolerance(0.1, k_max=20, window=20, k_init=7, gauge=gauge)
+    gauge = at.truncate.MeasuredGauge(size=32, probes=at.truncate.ProbeBudget(1, 2, 0))
+    rule = at.BiasTolerance(0.1, k_max=20, lags=20, k_init=7, gauge=gauge)
     tbptt = at.AdaptiveTBPTT(Leaks([0.3] * 5), nn.functional.mse_loss, rule)
     with pytest.warns(at.TruncationWarning, match="noise hides.*larger budget"):
         # Two samples cannot tell a gradient from noise.

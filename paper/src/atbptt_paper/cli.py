@@ -295,7 +295,7 @@ def check_bias(
     from .experiments.report import load_run
 
     asked: dict[str, Any] = {"delta": delta, "k": k, "split": split}
-    found = check_run(load_run(run, TASKS), run, **asked, segments=segments, window=window)
+    found = check_run(load_run(run, TASKS), run, **asked, segments=segments, lags=window)
     _out.print(str(found), highlight=False, markup=False, soft_wrap=True)
 
 

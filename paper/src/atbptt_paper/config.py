@@ -140,7 +140,7 @@ class TrainConfig(ABC):
             delta=self.delta,
             k_min=self.k_min,
             k_max=self.k_max,
-            window=self.window,
+            lags=self.window,
             k_init=self.k_init,
             gauge=self.make_gauge(),
         )

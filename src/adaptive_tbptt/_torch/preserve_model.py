@@ -13,7 +13,7 @@ from .random_state import _fork_random_state
 
 
 @contextmanager
-def undisturbed(
+def preserve(
     module: nn.Module, train: bool | None = None, *, backward: bool = False
 ) -> Iterator[None]:
     """Restore train/eval modes, buffers and random states on exit, also after an exception.

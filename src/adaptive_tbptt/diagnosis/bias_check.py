@@ -1,7 +1,7 @@
 """Is the promise kept? The relative bias at a given K, measured again by plain autograd.
 
 Nothing here is shared with the gauges but the arithmetic of noisy means: the same losses are
-backpropagated twice, once truncated as in training and once over the whole window, and the two
+backpropagated twice, once truncated as in training and once over the whole lags, and the two
 gradients are compared.
 """
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from .._torch.compiling import eager
 from .._torch.denormals import flushed_denormals
-from .._torch.preserve_model import undisturbed
+from .._torch.preserve_model import preserve
 from ..data.nest import Nest, State, detach, map_leaves
 from ..data.rows import join_rows
 from ..data.segment import Segment
@@ -29,7 +29,7 @@ from ..estimate.unbiased_norms import chance, groups_needed, quantile, squared_m
 from ..loop.window_pass import window_forward
 from ..measure.affine_uses import trained
 from ..measure.lag_probe import refuse_batch_norm
-from ..model.losses import Weigh, default_weigh, refuse_sums
+from ..model.losses import CountLosses, default_count, refuse_sums
 from ..model.pieces import advance, run
 from ..model.recurrent import LossFn, Recurrent, as_recurrent
 
@@ -51,7 +51,7 @@ class BiasCheck:
         high: upper limit; infinite where noise hides the gradient.
         level: coverage of [low, high].
         samples: losses backpropagated.
-        window: lags of the gradient that it is compared with.
+        lags: lags of the gradient that it is compared with.
     """
 
     k: int
@@ -61,7 +61,7 @@ class BiasCheck:
     high: float
     level: float
     samples: int
-    window: int
+    lags: int
 
     def verdict(self, delta: float) -> Verdict:
         """Say whether the relative bias is at most delta."""
@@ -74,7 +74,7 @@ class BiasCheck:
             return f"K={self.k}: noise hides the gradient of {self.samples} losses"
         return (
             f"K={self.k}: relative bias {self.relative:.3g} [{self.low:.3g}, {self.high:.3g}], "
-            f"{self.samples} losses against {self.window} lags"
+            f"{self.samples} losses against {self.lags} lags"
         )
 
 
@@ -85,12 +85,12 @@ def check_bias(
     k: int | Sequence[int],
     *,
     losses: int = 1,
-    window: int = 100,
+    lags: int = 100,
     steps: int = 20,
     segments: int = 32,
     burn_in: int = 20,
     level: float = 0.9,
-    weigh: Weigh | None = None,
+    count_losses: CountLosses | None = None,
     seed: int = 0,
 ) -> list[BiasCheck]:
     """Measure the relative bias of truncating at k on random segments.
@@ -102,18 +102,18 @@ def check_bias(
         k: truncation length, or several.
         losses: K2, losses per window: 1 checks the gradient truncated at K that the theory speaks
             of, K that of the paper's training windows.
-        window: lags of the gradient to compare with; well above k. As long as the data, it is
+        lags: lags of the gradient to compare with; well above k. As long as the data, it is
             full backpropagation.
         steps: consecutive losses of every row of a segment, rounded up to whole windows.
         segments: random segments; more narrow the interval.
         burn_in: steps that warm up the state.
         level: coverage of the interval.
-        weigh: as in `AdaptiveTBPTT`.
+        count_losses: as in `AdaptiveTBPTT`.
         seed: of the segments.
 
     >>> _ = torch.manual_seed(0)
     >>> data = torch.randn(300, 8, 3), torch.randn(300, 8, 8)
-    >>> (found,) = check_bias(nn.RNN(3, 8), nn.functional.mse_loss, data, 20, window=60)
+    >>> (found,) = check_bias(nn.RNN(3, 8), nn.functional.mse_loss, data, 20, lags=60)
     >>> found.verdict(0.1)
     'kept'
     """
@@ -124,8 +124,8 @@ def check_bias(
         stream = SequenceStream(*stream, batch_first=recurrent.batch_first)
     ks = [int(k)] if isinstance(k, Integral) else [int(one) for one in k]  # type: ignore[union-attr]
     for one in ks:
-        if not 1 <= one < window:
-            raise ValueError(f"k must be in [1, {window - 1}], below the window, got {one}")
+        if not 1 <= one < lags:
+            raise ValueError(f"k must be in [1, {lags - 1}], below the lags, got {one}")
     if not 0.0 < level < 1.0:
         raise ValueError(f"level must be in (0, 1), got {level}")
     needed = groups_needed(level)
@@ -137,19 +137,19 @@ def check_bias(
     if losses < 1 or steps < 1:
         raise ValueError(f"losses and steps must be at least 1, got {losses} and {steps}")
     steps = math.ceil(steps / losses) * losses
-    weigh = default_weigh(loss_fn) if weigh is None else weigh
+    count_losses = default_count(loss_fn) if count_losses is None else count_losses
     groups = min(max(GROUPS, needed), segments)
     sums: NDArray[np.float32] | None = None
     generator = torch.Generator().manual_seed(seed)
     with (
-        undisturbed(recurrent.module, backward=True),
+        preserve(recurrent.module, backward=True),
         torch.enable_grad(),
         flushed_denormals(),
         eager(),
     ):
         for i in range(segments):
-            segment = stream.random_segment(burn_in + window + steps, generator)
-            found = _gradients(recurrent, loss_fn, segment, ks, losses, window, burn_in, weigh)
+            segment = stream.random_segment(burn_in + lags + steps, generator)
+            found = _gradients(recurrent, loss_fn, segment, ks, losses, lags, burn_in, count_losses)
             if sums is None:
                 sums = np.zeros((len(found), groups, found.shape[1]), np.float32)
             sums[:, i % groups] += found
@@ -165,7 +165,7 @@ def check_bias(
             losses=losses,
             level=level,
             samples=samples,
-            window=window,
+            lags=lags,
         )
         for i, one in enumerate(ks)
     ]
@@ -177,15 +177,15 @@ def _gradients(
     segment: Segment,
     ks: list[int],
     losses: int,
-    window: int,
+    lags: int,
     burn_in: int,
-    weigh: Weigh,
+    count_losses: CountLosses,
 ) -> NDArray[np.float32]:
     """Return `(1 + len(ks), parameters)`: the whole gradient, and what truncation takes away."""
     parameters = list(trained(recurrent.module).values())
 
     def gradient(part: Segment, state: State, context: int) -> Tensor:
-        loss = window_forward(recurrent, loss_fn, part, state, context, weigh).loss
+        loss = window_forward(recurrent, loss_fn, part, state, context, count_losses).loss
         found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
         return torch.cat([g.to_dense().reshape(-1) for g in found])
 
@@ -197,13 +197,13 @@ def _gradients(
     segment = segment.between(burn_in, segment.steps)
     entering = {0: start}
     with torch.no_grad():
-        for piece in run(recurrent, segment, start, range(window - max(ks), segment.steps)):
+        for piece in run(recurrent, segment, start, range(lags - max(ks), segment.steps)):
             entering[piece.stop] = detach(piece.state)
-    whole = gradient(segment, start, window)
+    whole = gradient(segment, start, lags)
     rows = [whole]
     for k in ks:
         # All windows side by side, as if they were rows of one batch.
-        firsts = range(window, segment.steps, losses)
+        firsts = range(lags, segment.steps, losses)
         cuts = [segment.between(first - k, first + losses) for first in firsts]
         joined = Segment(*(_side_by_side(parts) for parts in zip(*cuts, strict=True)))
         states = join_rows([entering[first - k] for first in firsts], dims)
@@ -226,7 +226,7 @@ def _compare(
     losses: int,
     level: float,
     samples: int,
-    window: int,
+    lags: int,
 ) -> BiasCheck:
     """Return the ratio of two estimated norms, with Fieller's limits (1954).
 
@@ -240,9 +240,9 @@ def _compare(
     (ww, wc), (_, cc) = errors * quantile((1 + level) / 2, len(sizes)) ** 2
     a, b = w**2 - ww, c * w - wc
     if chance(whole) > (1 - level) / 2 or w <= 0.0 or a <= 0.0:
-        return BiasCheck(k, losses, math.nan, 0.0, math.inf, level, samples, window)
+        return BiasCheck(k, losses, math.nan, 0.0, math.inf, level, samples, lags)
     root = math.sqrt(max(b**2 - a * (c**2 - cc), 0.0))
     relative, low, high = (
         math.sqrt(max(value, 0.0)) for value in (c / w, (b - root) / a, (b + root) / a)
     )
-    return BiasCheck(k, losses, relative, low, high, level, samples, window)
+    return BiasCheck(k, losses, relative, low, high, level, samples, lags)

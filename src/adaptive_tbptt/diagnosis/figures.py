@@ -63,7 +63,7 @@ def decay_figure(
     axes.set_xlabel("lag k (steps)")
     phi, c = r"$\phi_k = \|\partial L_s / \partial h_{s-k}\|$", r"$\|c_k\|$, of the parameters"
     axes.set_ylabel(f"gradient norm {phi if norms is None else c}")
-    axes.set_title(f"{profile.samples} losses, window of {profile.window} lags")
+    axes.set_title(f"{profile.samples} losses, window of {profile.lags} lags")
     axes.legend(fontsize="small", loc="upper right")
     if path is not None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)

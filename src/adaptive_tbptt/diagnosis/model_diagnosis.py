@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from .._torch.preserve_model import undisturbed
+from .._torch.preserve_model import preserve
 from ..data.nest import Nest
 from ..data.stream import SequenceStream, Stream
 from ..estimate.bias import BiasCurve
@@ -22,7 +22,7 @@ from ..estimate.resampling import Interval, Uncertainty
 from ..estimate.truncation import Outcome, TruncationDecision, check_tolerance, choose_truncation
 from ..measure.lag_probe import probe_segment
 from ..measure.sampling import alive_rows, check_reached, draw_segment
-from ..model.losses import Weigh, default_weigh
+from ..model.losses import CountLosses, default_count
 from ..model.recurrent import LossFn, Recurrent, as_recurrent
 from ..truncate.gauges import Gauge, PaperGauge
 from ..truncate.remedies import slow_part
@@ -95,7 +95,7 @@ class Diagnosis:
         head = (
             f"beta = {self.fit.beta:.4f}{_span(u.beta if u else None, '.4f')} "
             f"from lag {self.fit.tau} on; {self.profile.samples} losses, window "
-            f"{self.profile.window}, {'training' if self.profile.train else 'eval'} mode"
+            f"{self.profile.lags}, {'training' if self.profile.train else 'eval'} mode"
         )
         rows = [("delta", "K", f"{u.level:.0%}" if u else "", "bound", "outcome")]
         for d in self.decisions:
@@ -117,7 +117,7 @@ class Diagnosis:
             "beta": self.fit.beta,
             "beta_interval": intervals and list(intervals.beta),
             "tau": self.fit.tau,
-            "window": self.profile.window,
+            "lags": self.profile.lags,
             "samples": self.profile.samples,
             "train": self.profile.train,
             "mean": self.fitted.mean(axis=1).tolist(),
@@ -151,7 +151,7 @@ def diagnose(
     loss_fn: LossFn,
     stream: Stream | tuple[Nest, Nest],
     deltas: float | Sequence[float] = (0.9, 0.5, 0.1),
-    window: int = 400,
+    lags: int = 400,
     *,
     burn_in: int = 20,
     samples: int = 64,
@@ -163,7 +163,7 @@ def diagnose(
     seed: int = 0,
     batch_first: bool | None = None,
     state_batch_dim: int | None = None,
-    weigh: Weigh | None = None,
+    count_losses: CountLosses | None = None,
 ) -> Diagnosis:
     """Measure the decay on random segments and say which K each delta needs.
 
@@ -172,7 +172,7 @@ def diagnose(
         loss_fn: `loss_fn(outputs, targets)`, a mean over time and batch.
         stream: the data, or a pair `(inputs, targets)` laid out as the model takes it.
         deltas: tolerated relative biases.
-        window: number of lags to measure.
+        lags: number of lags to measure.
         burn_in: steps that warm the state up before the window; 20 as in the release.
         samples: at least so many losses are sampled, a whole batch at a time.
         k_min: smallest K to choose.
@@ -183,32 +183,32 @@ def diagnose(
         seed: of the segments and the bootstrap.
         batch_first: layout of the model, as in `probe`.
         state_batch_dim: as in `probe`.
-        weigh: as in `AdaptiveTBPTT`, where targets are masked.
+        count_losses: as in `AdaptiveTBPTT`, where targets are masked.
 
     >>> _ = torch.manual_seed(0)
     >>> data = torch.randn(200, 16, 3), torch.randn(200, 16, 8)
-    >>> report = diagnose(nn.LSTM(3, 8), nn.functional.mse_loss, data, window=60)
+    >>> report = diagnose(nn.LSTM(3, 8), nn.functional.mse_loss, data, lags=60)
     >>> [choice.k < 10 for choice in report.decisions]
     [True, True, True]
     """
     recurrent = as_recurrent(model, batch_first=batch_first, state_batch_dim=state_batch_dim)
     if not isinstance(stream, Stream):
         stream = SequenceStream(*stream, batch_first=recurrent.batch_first)
-    k_max = window if k_max is None else k_max
+    k_max = lags if k_max is None else k_max
     deltas = tuple(float(d) for d in np.atleast_1d(deltas))
     if not deltas:
         raise ValueError("deltas must name at least one tolerance, such as 0.1")
-    if window < 2:
-        raise ValueError(f"window must be at least 2 lags to see a decay, got {window}")
+    if lags < 2:
+        raise ValueError(f"lags must be at least 2 lags to see a decay, got {lags}")
     for delta in deltas:
         check_tolerance(delta, k_min, k_max)
     gauge = PaperGauge() if gauge is None else gauge
     generator = torch.Generator().manual_seed(seed)
-    weigh = default_weigh(loss_fn) if weigh is None else weigh
+    count_losses = default_count(loss_fn) if count_losses is None else count_losses
     profiles, alive = [], []
-    with undisturbed(recurrent.module):
+    with preserve(recurrent.module):
         for batch in range(math.ceil(samples / stream.rows)):
-            segment = draw_segment(stream, burn_in + window, weigh, generator)
+            segment = draw_segment(stream, burn_in + lags, count_losses, generator)
             torch.manual_seed(seed + batch)  # dropout of its own for every batch
             profiles.append(
                 probe_segment(
@@ -218,10 +218,10 @@ def diagnose(
                     burn_in=burn_in,
                     train=train,
                     sketch=gauge.sketch,
-                    weigh=weigh,
+                    count_losses=count_losses,
                 )
             )
-            alive.append(alive_rows(segment, weigh, profiles[-1]))
+            alive.append(alive_rows(segment, count_losses, profiles[-1]))
     profile = LagProfile.concatenate(profiles)
     check_reached(profile, np.concatenate(alive))
     bias = gauge.bias(profile)

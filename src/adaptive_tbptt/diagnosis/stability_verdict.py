@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .._torch.compiling import eager
-from .._torch.preserve_model import undisturbed
+from .._torch.preserve_model import preserve
 from ..data.nest import Nest, map_leaves
 from ..data.rows import join_rows, select_rows
 from ..data.segment import Segment, slice_steps, time_first
@@ -112,7 +112,7 @@ def classify(
     inputs = recurrent.place(segment.inputs)
     warm, observed = slice_steps(inputs, 0, burn_in), slice_steps(inputs, burn_in, None)
     resets = None if segment.resets is None else segment.resets[burn_in:]
-    with undisturbed(recurrent.module, train=False, backward=True), eager():
+    with preserve(recurrent.module, train=False, backward=True), eager():
         with torch.no_grad(), _largest_inputs(recurrent.module) as largest:
             state = None if burn_in else recurrent.initial_state(inputs)
             if burn_in:

@@ -19,11 +19,11 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class BiasCurve:
-    """Bounds on the bias for every truncation length k = 0..window.
+    """Bounds on the bias for every truncation length k = 0..lags.
 
     Attributes:
-        log_absolute: `(window + 1,)`, log E(k), in units of M.
-        log_relative: `(window + 1,)`, log Delta(k); +inf where there is no bound.
+        log_absolute: `(lags + 1,)`, log E(k), in units of M.
+        log_relative: `(lags + 1,)`, log Delta(k); +inf where there is no bound.
         fit: the decay that the tail rests on.
         hidden: whether noise hides the gradient, so that more samples may help.
     """
@@ -34,26 +34,26 @@ class BiasCurve:
     hidden: bool = field(default=False, kw_only=True)
 
     @property
-    def window(self) -> int:
+    def lags(self) -> int:
         """The largest lag measured."""
         return len(self.log_absolute) - 1
 
     @property
     def absolute(self) -> Array:
-        """`(window + 1,)`: E(k), in units of M."""
+        """`(lags + 1,)`: E(k), in units of M."""
         return _exp(self.log_absolute)
 
     @property
     def relative(self) -> Array:
-        """`(window + 1,)`: Delta(k); infinite where there is no bound."""
+        """`(lags + 1,)`: Delta(k); infinite where there is no bound."""
         return _exp(self.log_relative)
 
     def relative_at(self, k: int) -> float:
         """Return Delta(k) for any k; beyond the window it falls as the fitted decay does."""
         if k < 0:
             raise ValueError(f"k is a number of lags, got {k}")
-        beyond = max(k - self.window, 0)
-        log_value = float(self.log_relative[min(k, self.window)])
+        beyond = max(k - self.lags, 0)
+        log_value = float(self.log_relative[min(k, self.lags)])
         if beyond and math.isfinite(log_value):
             log_value += beyond * self.fit.log_beta
         return float(_exp(np.asarray(log_value)))
@@ -70,9 +70,9 @@ def bias_bound(phi: ArrayLike, fit: DecayFit, gradient_norms: ArrayLike | None =
     with it both lines agree at K = tau - 1.
 
     Args:
-        phi: `(window + 1,)` mean norms, `LagProfile.mean`.
+        phi: `(lags + 1,)` mean norms, `LagProfile.mean`.
         fit: from `fit_decay`.
-        gradient_norms: `(window + 1,)`, ||E g_k|| in units of M, or a stand-in for it. None takes
+        gradient_norms: `(lags + 1,)`, ||E g_k|| in units of M, or a stand-in for it. None takes
             the sums of phi and the max over k <= K, as printed: a heuristic, since the triangle
             inequality makes the sums an upper bound of what they replace. Given, every k of the
             window is used; the authors' release gives `LagProfile.cumulative_norms`.
@@ -86,7 +86,7 @@ def bias_bound(phi: ArrayLike, fit: DecayFit, gradient_norms: ArrayLike | None =
     values = np.asarray(phi, dtype=np.float64)
     if values.ndim != 1 or len(values) <= fit.tau:
         raise ValueError(
-            f"phi must be (window + 1,) with more than tau = {fit.tau} lags, got {values.shape}"
+            f"phi must be (lags + 1,) with more than tau = {fit.tau} lags, got {values.shape}"
         )
     _check(values, "phi")
     norms = None
@@ -115,10 +115,10 @@ def log_bounds(
     """Return log E and log Delta for many curves at once.
 
     Args:
-        phi: `(window + 1, curves)`.
+        phi: `(lags + 1, curves)`.
         log_beta: `(curves,)`.
         tau: shared by all curves.
-        gradient_norms: `(window + 1,)`.
+        gradient_norms: `(lags + 1,)`.
     """
     log_phi = _log(phi)
     decays = log_beta < 0.0

@@ -23,14 +23,14 @@ def group_edges(samples: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Contributions:
-    """The contributions of lags k = 0..window-1 to the parameter gradients of sampled losses.
+    """The contributions of lags k = 0..lags-1 to the parameter gradients of sampled losses.
 
     The gradient truncated at K is the sum of c_0..c_K. Lag 0 is the step that carries the loss,
     readout included.
 
     Attributes:
-        norms: `(window, samples)`, ||c_k|| of every sample.
-        sketches: `(window, groups, m)`, sketches of c_k summed over the samples of a group; see
+        norms: `(lags, samples)`, ||c_k|| of every sample.
+        sketches: `(lags, groups, m)`, sketches of c_k summed over the samples of a group; see
             `sketch.py`. Empty, m = 0, where they were not asked for.
         sizes: `(groups,)`, samples of each group. Groups are independent of each other.
     """
@@ -40,13 +40,13 @@ class Contributions:
     sizes: NDArray[np.int64]
 
     @property
-    def window(self) -> int:
+    def lags(self) -> int:
         """Number of lags."""
         return len(self.norms)
 
     @property
     def mean(self) -> Array:
-        """`(window,)`: E ||c_k||."""
+        """`(lags,)`: E ||c_k||."""
         return self.norms.mean(axis=1)
 
     def scaled(self, factor: float) -> Contributions:
@@ -65,8 +65,8 @@ class Contributions:
     def silent(self, samples: int) -> Contributions:
         """Return those of so many samples without a loss."""
         sizes = np.diff(group_edges(samples))
-        nothing = np.zeros((self.window, len(sizes), self.sketches.shape[2]), np.float32)
-        return Contributions(np.zeros((self.window, samples)), nothing, sizes)
+        nothing = np.zeros((self.lags, len(sizes), self.sketches.shape[2]), np.float32)
+        return Contributions(np.zeros((self.lags, samples)), nothing, sizes)
 
     def to_dict(self) -> dict[str, Tensor]:
         """Return tensors, for a checkpoint."""

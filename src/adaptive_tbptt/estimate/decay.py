@@ -37,7 +37,7 @@ class DecayFit:
         beta: decay per lag; 0 where the gradient is exactly zero from `tau` on.
         log_beta: its logarithm, the fitted slope.
         tau: first lag of the fit.
-        last: last lag of the fit: the window, or the last lag that the number format resolved.
+        last: last lag of the fit: the end, or the last lag that the number format resolved.
         lags: number of lags used.
         stderr: standard error of the least-squares slope (NaN with two lags, or other methods).
         method: 'ols', 'max' or 'quantile'.
@@ -82,7 +82,7 @@ def fit_decay(
     average: Average = "before",
     floor: float | None = None,
 ) -> DecayFit:
-    """Fit log E phi_k = const + k log beta on the lags [tau, window].
+    """Fit log E phi_k = const + k log beta on the lags [tau, end].
 
     Args:
         phi: `(lags,)` norms, or `(lags, samples)`; row k is lag k.
@@ -112,20 +112,20 @@ def fit_decay(
     (0.8, 90, 11)
     """
     curve = _curve(phi, average)
-    window = len(curve) - 1
-    _check_options(tau, window, method, alpha, pairs, average)
+    end = len(curve) - 1
+    _check_options(tau, end, method, alpha, pairs, average)
     last, tail = resolve(curve, floor)
-    asked = _first_lag(tau, window)
-    if tail == "zero" and 2 * (window - last) > window - asked:
+    asked = _first_lag(tau, end)
+    if tail == "zero" and 2 * (end - last) > end - asked:
         # Zeros fill at least half of the lags to be fitted; a stray one at the end is left out.
-        start, last, slope, stderr = max(asked, last + 1), window, -math.inf, math.nan
-        lags = np.arange(start, window + 1)
+        start, last, slope, stderr = max(asked, last + 1), end, -math.inf, math.nan
+        lags = np.arange(start, end + 1)
     else:
         tail = "measured" if tail == "zero" else tail
-        # Underflow took the end of the window: tau keeps its fraction of what is left, unless it
+        # Underflow took the end of the end: tau keeps its fraction of what is left, unless it
         # is a lag that is still there.
         kept = isinstance(tau, Integral) and tau < last
-        start = asked if kept or last == window else _first_lag(asked / window, last)
+        start = asked if kept or last == end else _first_lag(asked / end, last)
         lags = fitted_lags(curve, min(start, last - 1), last)
         log_phi = np.log(curve[lags])
         start = int(lags[0])
@@ -153,7 +153,7 @@ def fitted_lags(curve: Array, start: int, last: int) -> NDArray[np.int64]:
     if len(lags) < 2:
         raise ValueError(
             f"a decay needs at least two norms above zero and above the floor of the number "
-            f"format; from lag {max(start, 0)} on there are {len(lags)}. Measure a longer window, "
+            f"format; from lag {max(start, 0)} on there are {len(lags)}. Measure a longer end, "
             "or lower tau"
         )
     return lags
@@ -199,11 +199,11 @@ def resolve(curve: Array, floor: float | None = None) -> tuple[int, Tail]:
     lowest = _FLOORS[0] if floor is None else floor
     if floor is None:
         floor = _guess_floor(smallest)
-    window = len(curve) - 1
+    end = len(curve) - 1
     above = np.flatnonzero(curve > floor)
     last = int(above[-1]) if above.size else -1
-    if last == window:
-        return window, "measured"
+    if last == end:
+        return end, "measured"
     # An arbitrary margin of 10^6: a decay that ended this close to the floor ended because of it.
     return last, "zero" if smallest > 1e6 * lowest else "underflow"
 
@@ -258,9 +258,9 @@ def _curve(phi: ArrayLike, average: Average) -> Array:
     return np.where(count > 0, np.exp(total / np.maximum(count, 1)), 0.0)
 
 
-def _first_lag(tau: int | float, window: int) -> int:
+def _first_lag(tau: int | float, end: int) -> int:
     # 1e-9 so that 0.9 * 10 is lag 9 whatever the rounding.
-    return int(tau) if isinstance(tau, Integral) else math.floor(tau * window + 1e-9)
+    return int(tau) if isinstance(tau, Integral) else math.floor(tau * end + 1e-9)
 
 
 def _stderr(lags: NDArray[np.int64], log_phi: Array, slope: float) -> float:
@@ -272,7 +272,7 @@ def _stderr(lags: NDArray[np.int64], log_phi: Array, slope: float) -> float:
 
 
 def _check_options(
-    tau: int | float, window: int, method: str, alpha: float, pairs: str, average: str
+    tau: int | float, end: int, method: str, alpha: float, pairs: str, average: str
 ) -> None:
     for name, value, allowed in (
         ("method", method, ("ols", "max", "quantile")),
@@ -283,13 +283,11 @@ def _check_options(
             raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
     if isinstance(tau, bool) or not isinstance(tau, Real):
         raise TypeError(f"tau must be an int (a lag) or a float (a fraction), got {tau!r}")
-    if isinstance(tau, Integral) and not 0 <= tau < window:
-        raise ValueError(
-            f"tau must be a lag in [0, {window - 1}] for a window of {window}, got {tau}"
-        )
+    if isinstance(tau, Integral) and not 0 <= tau < end:
+        raise ValueError(f"tau must be a lag in [0, {end - 1}] for {end} lags, got {tau}")
     if not isinstance(tau, Integral) and not 0.0 <= tau < 1.0:
         raise ValueError(
-            f"tau must be a fraction in [0, 1) of the window, got {tau}; a lag is given as an int"
+            f"tau must be a fraction in [0, 1) of the end, got {tau}; a lag is given as an int"
         )
     if not 0.0 < alpha < 1.0:
         raise ValueError(f"alpha must be in (0, 1), got {alpha}")

@@ -23,15 +23,15 @@ def underflowed(mean: Array, floor: float) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class LagProfile:
-    """phi_k = ||dL_s / dh_{s-k}|| for k = 0..window, one column per sampled loss.
+    """phi_k = ||dL_s / dh_{s-k}|| for k = 0..lags, one column per sampled loss.
 
     Lag 0 is the gradient with respect to what the readout of step s sees. For k >= 1 it is the
     gradient with respect to the whole state that enters step s-k+1.
 
     Attributes:
-        state_norms: `(window + 1, samples)`; row 0 is NaN where lag 0 is not exposed.
+        state_norms: `(lags + 1, samples)`; row 0 is NaN where lag 0 is not exposed.
         component_norms: the same for each part of the state (layer by layer, h and c apart).
-        cumulative_gradient: `(window + 1, dims)`, E_s sum_{1<=j<=k} dL_s/dh_{s-j}. As in the
+        cumulative_gradient: `(lags + 1, dims)`, E_s sum_{1<=j<=k} dL_s/dh_{s-j}. As in the
             authors' release it begins with the state that enters the step of the loss: lag 0, what
             the readout sees, is no part of it.
         floor: norms below it are not resolved by the number format of the gradients.
@@ -52,7 +52,7 @@ class LagProfile:
     contributions: Contributions | None = field(default=None, repr=False)
 
     @property
-    def window(self) -> int:
+    def lags(self) -> int:
         """Number of lags measured (R in Algorithm 1, W in the experiments)."""
         return self.state_norms.shape[0] - 1
 
@@ -68,18 +68,18 @@ class LagProfile:
 
     @property
     def mean(self) -> Array:
-        """`(window + 1,)`: E phi_k over the samples (Eq. empirical_expectation)."""
+        """`(lags + 1,)`: E phi_k over the samples (Eq. empirical_expectation)."""
         return self.measured.mean(axis=1)
 
     @property
     def cumulative_norms(self) -> Array:
-        """`(window + 1,)`: norms of `cumulative_gradient`; the authors' release divides by them."""
+        """`(lags + 1,)`: norms of `cumulative_gradient`; the authors' release divides by them."""
         # hypot, because the squares of a tiny or huge gradient leave float64.
         return np.hypot.reduce(self.cumulative_gradient, axis=1)
 
     @property
     def underflowed(self) -> NDArray[np.bool_]:
-        """`(window + 1,)`: lags whose mean fell below the floor of the number format."""
+        """`(lags + 1,)`: lags whose mean fell below the floor of the number format."""
         return underflowed(self.mean, self.floor)
 
     def brief(self, most: int = 101, norms: Array | None = None) -> dict[str, list[Any]]:
@@ -114,7 +114,7 @@ class LagProfile:
 
     def silent(self, samples: int) -> LagProfile:
         """Return a profile like this one of so many samples without a loss."""
-        nothing = np.zeros((self.window + 1, samples))
+        nothing = np.zeros((self.lags + 1, samples))
         return replace(
             self,
             state_norms=nothing,
@@ -130,7 +130,7 @@ class LagProfile:
         if not profiles:
             raise ValueError("expected at least one profile")
         first = profiles[0]
-        if any(p.window != first.window for p in profiles):
+        if any(p.lags != first.lags for p in profiles):
             raise ValueError("profiles to join must have the same window")
         weights = np.array([p.samples for p in profiles], dtype=np.float64)
         parts = [p.contributions for p in profiles if p.contributions is not None]

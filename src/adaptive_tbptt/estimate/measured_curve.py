@@ -25,15 +25,15 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class MeasuredCurve(BiasCurve):
-    """The measured relative bias at every truncation length k = 0..window.
+    """The measured relative bias at every truncation length k = 0..lags.
 
     `log_relative` is the upper limit, so that a k which meets delta by it really does, made
     nonincreasing: a k counts as meeting delta when it and every larger one of the window do.
 
     Attributes:
-        estimate: `(window + 1,)`, the relative bias; NaN where the gradient is hidden by noise.
-        low: `(window + 1,)`, lower limit.
-        high: `(window + 1,)`, upper limit; infinite where the gradient is hidden by noise.
+        estimate: `(lags + 1,)`, the relative bias; NaN where the gradient is hidden by noise.
+        low: `(lags + 1,)`, lower limit.
+        high: `(lags + 1,)`, upper limit; infinite where the gradient is hidden by noise.
         gradient_norm: ||E g||, freed of noise.
         chance: how often pure noise would look as much like a gradient; see `squared_means.py`.
         samples: losses sampled.
@@ -50,7 +50,7 @@ class MeasuredCurve(BiasCurve):
 
 
 class _Whole(NamedTuple):
-    """The gradient of the whole window, all lags kept."""
+    """The gradient of the whole lags, all lags kept."""
 
     square: SquaredMeans
     norm: float
@@ -85,19 +85,19 @@ def losses_of(losses: int | float, k: int) -> int:
     return int(losses) if isinstance(losses, Integral) else max(1, round(losses * k))
 
 
-def cut_weights(window: int, losses: int | float | None = None) -> Array:
-    """Return `(window, window)`: how much of lag k is missing in the gradient truncated at K.
+def cut_weights(lags: int, losses: int | float | None = None) -> Array:
+    """Return `(lags, lags)`: how much of lag k is missing in the gradient truncated at K.
 
     Args:
-        window: number of lags.
+        lags: number of lags.
         losses: None truncates a single loss: all of every lag beyond K is missing. Otherwise the
             gradient of a training window with so many losses (a float is a multiple of K): the
             later ones see further back, so what is missing grows from 0 to all over K2 lags.
     """
-    k, lag = np.arange(window)[:, None], np.arange(window)[None, :]
+    k, lag = np.arange(lags)[:, None], np.arange(lags)[None, :]
     if losses is None:
         return (lag > k).astype(np.float64)
-    k2 = np.array([losses_of(losses, i) for i in range(window)])[:, None]
+    k2 = np.array([losses_of(losses, i) for i in range(lags)])[:, None]
     return np.clip((lag - k) / k2, 0.0, 1.0)
 
 
@@ -121,11 +121,11 @@ def measured_bias(
         raise ValueError("the bias is measured from sketches: probe with sketch=1024, say")
     whole = _whole(contributions, level)
     if whole.hidden:
-        points = contributions.window + 1
+        points = contributions.lags + 1
         nothing = np.full(points, np.nan)
         estimate, low, high = nothing, np.zeros(points), np.full(points, np.inf)
     else:
-        weights = cut_weights(contributions.window, losses).astype(z.dtype)
+        weights = cut_weights(contributions.lags, losses).astype(z.dtype)
         cut = squared_means(np.tensordot(weights, z, axes=1), contributions.sizes)
         ratio = cut.value / whole.square.value
         margin = quantile((1 + level) / 2, len(contributions.sizes)) * spread(

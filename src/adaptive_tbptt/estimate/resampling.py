@@ -24,7 +24,7 @@ class Uncertainty:
 
     Attributes:
         beta: interval of the decay rate.
-        relative: `(2, window + 1)`, lower and upper limit of Delta(k).
+        relative: `(2, lags + 1)`, lower and upper limit of Delta(k).
         k: interval of the truncation length for each delta asked for.
         level: coverage of the intervals.
         samples: number of losses that were resampled.
@@ -56,7 +56,7 @@ def bootstrap(
     noise, which resampling increases: their intervals lie above the estimate rather than around it.
 
     Args:
-        state_norms: `(window + 1, samples)`, `LagProfile.state_norms`.
+        state_norms: `(lags + 1, samples)`, `LagProfile.state_norms`.
         fit: the fit to repeat: its tau, last lag and method are used.
         deltas: tolerances to give an interval of k for.
         k_min: as in `choose_truncation`.
@@ -76,7 +76,7 @@ def bootstrap(
     phi = np.nan_to_num(np.asarray(state_norms, dtype=np.float64), nan=0.0)
     if phi.ndim != 2 or phi.shape[1] < 2:
         raise ValueError(
-            f"a bootstrap needs (window + 1, samples) with at least two samples, got {phi.shape}"
+            f"a bootstrap needs (lags + 1, samples) with at least two samples, got {phi.shape}"
         )
     if not 0.0 < level < 1.0:
         raise ValueError(f"level must be in (0, 1), got {level}")

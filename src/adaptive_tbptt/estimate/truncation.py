@@ -128,14 +128,14 @@ def smallest_k(
     Beyond the window the bound falls as the fitted decay does.
 
     Args:
-        log_relative: `(window + 1, curves)`, nonincreasing in k.
+        log_relative: `(lags + 1, curves)`, nonincreasing in k.
         log_beta: `(curves,)`.
         delta: the tolerance.
         k_min: smallest k to return.
         k_max: largest k of interest.
     """
-    window = len(log_relative) - 1
-    beyond = np.arange(1, max(k_max - window, 0) + 1)[:, None]
+    lags = len(log_relative) - 1
+    beyond = np.arange(1, max(k_max - lags, 0) + 1)[:, None]
     with np.errstate(invalid="ignore"):  # inf - inf, where there is no bound
         further = log_relative[-1] + beyond * np.minimum(log_beta, 0.0)
     met = np.vstack([log_relative, further]) < math.log(delta)
@@ -150,7 +150,7 @@ def _choose(
         return k_max, Outcome.NO_DECAY
     seen = bias.fit.tau  # past it a bound is the fit's word alone, a measurement past the window
     if isinstance(bias, MeasuredCurve):
-        seen = bias.window
+        seen = bias.lags
         low, high = open_range(bias, delta, k_min, k_max)
         if bias.hidden or not is_resolved(low, high):
             return min(max(low, high if k_now is None else k_now), high), Outcome.UNRESOLVED

@@ -356,7 +356,7 @@ class TBPTTModule(LightningModule):
             self.lr_scheduler_step(scheduler, metric)
 
     def _log_truncation(self) -> None:
-        decision = self.tbptt.control.decision
+        decision = self.tbptt.truncation.decision
         self.log("k", float(self.tbptt.k or 0), prog_bar=True)
         if decision is not None:
             self.log_dict({"beta": decision.beta, "relative_bias": decision.relative_bias})

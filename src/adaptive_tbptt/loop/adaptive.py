@@ -7,6 +7,7 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from dataclasses import asdict
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -18,12 +19,11 @@ from ..data.stream import Stream, require_stream
 from ..distributed.ranks import Ranks, present_ranks
 from ..errors import TruncationWarning
 from ..estimate.lag_profile import LagProfile
-from ..estimate.measured_curve import losses_of
 from ..measure.lag_probe import probe_segment
 from ..measure.sampling import alive_rows, check_reached, draw_segment
-from ..model.losses import Weigh, default_weigh, refuse_sums
+from ..model.losses import CountLosses, default_count, refuse_sums
 from ..model.recurrent import LossFn, Recurrent, as_recurrent
-from ..truncate.controller import Control, Controller
+from ..truncate.controller import Controller, TruncationState
 from ..truncate.remedies import what_to_do
 from .carried_states import Trajectory
 from .estimates import Estimate
@@ -63,15 +63,17 @@ class AdaptiveTBPTT:
         model: any recurrent module; see `adaptive_tbptt.model`.
         loss_fn: `loss_fn(outputs, targets)`, a mean over time and batch.
         controller: `FixedTruncation`, `BiasTolerance`, or a wrapper around one.
-        losses: K2, the losses per window. A float is a multiple of K, an int a number of steps.
-            The window is K + K2 steps, so that every loss sees lags 0..K whatever K2 is.
+        losses: K2, the steps of a window that carry a loss; None is `losses_per_k` times K. The
+            window is K + K2 steps, so that every loss sees lags 0..K whatever K2 is.
+        losses_per_k: K2 as a multiple of K, instead of `losses`; None is 1, the paper's choice.
         overlap: False leaves the context out: BPTT(K2, K2), as frameworks do it; the first loss of
             a window then sees lag 0 alone, and no bound holds.
         estimates_per_epoch: how often K is estimated (alpha in the paper).
         estimate_every: the same in steps; it is needed for streams whose length is not known.
         burn_in: steps that warm up the state before a probe's window; 20 as in the release.
-        weigh: `weigh(targets)` counts the losses that targets hold, for masked losses. None counts
-            every step of every row, less `loss_fn.ignore_index` where it has one.
+        count_losses: `count_losses(targets)` counts the losses that targets hold, for masked
+            losses. None counts every step of every row, less `loss_fn.ignore_index` where it has
+            one.
         batch_first: layout of the model, as in `probe`; streams are time first.
         state_batch_dim: as in `probe`.
         seed: of the random segments that are probed.
@@ -108,19 +110,19 @@ class AdaptiveTBPTT:
         loss_fn: LossFn,
         controller: Controller,
         *,
-        losses: int | float = 1.0,
+        losses: int | None = None,
+        losses_per_k: float | None = None,
         overlap: bool = True,
         estimates_per_epoch: float = 1.0,
         estimate_every: int | None = None,
         burn_in: int = 20,
-        weigh: Weigh | None = None,
+        count_losses: CountLosses | None = None,
         batch_first: bool | None = None,
         state_batch_dim: int | None = None,
         seed: int = 0,
         ranks: Ranks | None = None,
     ) -> None:
-        if losses <= 0:
-            raise ValueError(f"losses must be positive, got {losses}")
+        check_losses(losses, losses_per_k)
         if estimates_per_epoch <= 0:
             raise ValueError(f"estimates_per_epoch must be positive, got {estimates_per_epoch}")
         if estimate_every is not None and estimate_every < 1:
@@ -135,11 +137,11 @@ class AdaptiveTBPTT:
         self.loss_fn, self.controller = loss_fn, controller
         for module in self.modules:
             self.ranks.begin(module)
-        self.losses, self.overlap = losses, overlap
+        self.losses, self.losses_per_k, self.overlap = losses, losses_per_k, overlap
         self.estimates_per_epoch, self.estimate_every = estimates_per_epoch, estimate_every
         self.burn_in = burn_in
-        self.weigh = default_weigh(loss_fn) if weigh is None else weigh
-        self.control: Control = controller.init()
+        self.count_losses = default_count(loss_fn) if count_losses is None else count_losses
+        self.truncation: TruncationState = controller.init()
         self.history: list[Estimate] = []
         self.trained_steps = 0
         self.probed_steps = 0
@@ -153,7 +155,7 @@ class AdaptiveTBPTT:
     @property
     def k(self) -> int | None:
         """The truncation length in use; None before the first estimate."""
-        return self.control.k
+        return self.truncation.k
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -173,7 +175,9 @@ class AdaptiveTBPTT:
 
     def losses_per_window(self, k: int) -> int:
         """Return K2 for a truncation length."""
-        return losses_of(self.losses, k)
+        if self.losses is not None:
+            return self.losses
+        return max(1, round((1.0 if self.losses_per_k is None else self.losses_per_k) * k))
 
     def windows(self, stream: Stream) -> Windows:
         """Return the windows of an epoch, from the stream's cursor on.
@@ -186,21 +190,23 @@ class AdaptiveTBPTT:
 
     def estimate(self, stream: Stream) -> LagProfile:
         """Probe random segments of the stream until the controller has chosen K."""
-        steps = self.burn_in + self.controller.window
-        before, wants_more = self.control.decision, True
+        steps = self.burn_in + self.controller.lags
+        before, wants_more = self.truncation.decision, True
         while wants_more:
             self.profile = self._probe(self.ranks.deal(stream), steps)
-            self.control = self.ranks.share(self.controller.update(self.control, self.profile))
+            self.truncation = self.ranks.share(
+                self.controller.update(self.truncation, self.profile)
+            )
             self.probed_steps += steps
-            wants_more = self.control.wants_more
+            wants_more = self.truncation.wants_more
         assert self.profile is not None
         self._since_estimate = 0
-        decision = self.control.decision
-        if decision is not None and self.control.k is not None:
+        decision = self.truncation.decision
+        if decision is not None and self.truncation.k is not None:
             self.history.append(
                 Estimate(
                     step=self.trained_steps,
-                    k=self.control.k,
+                    k=self.truncation.k,
                     beta=decision.beta,
                     relative_bias=decision.relative_bias,
                     outcome=decision.outcome.name,
@@ -216,11 +222,11 @@ class AdaptiveTBPTT:
     def _probe(self, stream: Stream, steps: int) -> LagProfile:
         """Probe a random segment of every row, those of other processes included."""
 
-        def weigh_all(targets: Any) -> float:
-            return self.ranks.total([self.weigh(targets)])[0]
+        def count_all(targets: Any) -> float:
+            return self.ranks.total([self.count_losses(targets)])[0]
 
-        segment = draw_segment(stream, steps, weigh_all, self._generator)
-        weight = self.weigh(slice_steps(segment.targets, -1, None))
+        segment = draw_segment(stream, steps, count_all, self._generator)
+        weight = self.count_losses(slice_steps(segment.targets, -1, None))
         profile = None
         if weight > 0:
             profile = probe_segment(
@@ -229,9 +235,9 @@ class AdaptiveTBPTT:
                 segment,
                 burn_in=self.burn_in,
                 sketch=self.controller.sketch,
-                weigh=self.weigh,
+                count_losses=self.count_losses,
             )
-        alive = alive_rows(segment, self.weigh, profile)
+        alive = alive_rows(segment, self.count_losses, profile)
         whole, alive = self.ranks.join_profiles(profile, alive, weight)
         check_reached(whole, alive)
         return whole
@@ -243,7 +249,7 @@ class AdaptiveTBPTT:
         and can be loaded by any number of them.
         """
         return {
-            "control": self.control.to_dict(),
+            "control": self.truncation.to_dict(),
             "trajectory": self._trajectory.state_dict(self.ranks, self.recurrent),
             "history": [asdict(e) for e in self.history],
             "trained_steps": self.trained_steps,
@@ -255,7 +261,7 @@ class AdaptiveTBPTT:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on from a saved state; the stream's own must be loaded too."""
-        self.control = Control.from_dict(saved["control"])
+        self.truncation = TruncationState.from_dict(saved["control"])
         self._trajectory.load_state_dict(saved["trajectory"])
         self.history = [Estimate(**e) for e in saved["history"]]
         self.trained_steps = saved["trained_steps"]
@@ -274,8 +280,8 @@ class AdaptiveTBPTT:
             raise self._not_of(stream)
         self._stream = weakref.ref(whole)
         self._trajectory.open(self.recurrent, stream, self.ranks)
-        if self.controller.window:
-            stream.reserve(self.burn_in + self.controller.window)
+        if self.controller.lags:
+            stream.reserve(self.burn_in + self.controller.lags)
         reach = self.controller.k_max if self.overlap else 0
         while True:
             # Before the estimate, not after the window: a run that was resumed holds the same then.
@@ -287,7 +293,7 @@ class AdaptiveTBPTT:
                 raise self._not_of(stream)
             if self._estimate_is_due(stream):
                 self.estimate(stream)
-            k = self.control.k
+            k = self.truncation.k
             assert k is not None
             first, losses = stream.cursor, self.losses_per_window(k)
             start = max(first - k, self._trajectory.oldest) if self.overlap else first
@@ -317,7 +323,7 @@ class AdaptiveTBPTT:
             self.recurrent.dims(self.recurrent.place(segment.inputs))
         with eager(not full):
             result = window_forward(
-                self.recurrent, self.loss_fn, segment, state, context, self.weigh, marks
+                self.recurrent, self.loss_fn, segment, state, context, self.count_losses, marks
             )
         for step, entering in result.states.items():
             self._trajectory.put(window.start + step, entering)
@@ -328,9 +334,9 @@ class AdaptiveTBPTT:
         return result.loss
 
     def _estimate_is_due(self, stream: Stream) -> bool:
-        if self.controller.window == 0:
+        if self.controller.lags == 0:
             return False
-        if self.control.k is None:
+        if self.truncation.k is None:
             return True
         every = self.estimate_every
         if every is None:
@@ -341,3 +347,19 @@ class AdaptiveTBPTT:
                 )
             every = math.ceil(stream.length / self.estimates_per_epoch)
         return self._since_estimate >= every
+
+
+def check_losses(losses: int | None, losses_per_k: float | None) -> None:
+    """Refuse a number of losses per window that makes no sense."""
+    if losses is not None and losses_per_k is not None:
+        raise ValueError(
+            "give losses (a number of steps) or losses_per_k (a multiple of K), not both"
+        )
+    if losses is not None and (isinstance(losses, bool) or not isinstance(losses, Integral)):
+        raise TypeError(
+            f"losses is a number of steps, got {losses!r}; a multiple of K is losses_per_k={losses!r}"
+        )
+    if losses is not None and losses < 1:
+        raise ValueError(f"losses must be at least 1 step, got {losses}")
+    if losses_per_k is not None and not losses_per_k > 0.0:
+        raise ValueError(f"losses_per_k must be positive, got {losses_per_k}")

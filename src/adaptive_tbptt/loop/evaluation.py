@@ -7,10 +7,10 @@ from torch import nn
 
 from .._torch.compiling import eager
 from .._torch.number_formats import wide
-from .._torch.preserve_model import undisturbed
+from .._torch.preserve_model import preserve
 from ..data.nest import State, detach
 from ..data.stream import Stream, require_stream
-from ..model.losses import Weigh, default_weigh, loss_of_pieces, refuse_sums
+from ..model.losses import CountLosses, default_count, loss_of_pieces, refuse_sums
 from ..model.pieces import run
 from ..model.recurrent import LossFn, Recurrent, as_recurrent
 
@@ -21,7 +21,7 @@ def evaluate(
     stream: Stream,
     *,
     chunk: int = 256,
-    weigh: Weigh | None = None,
+    count_losses: CountLosses | None = None,
     batch_first: bool | None = None,
     state_batch_dim: int | None = None,
 ) -> float:
@@ -35,7 +35,7 @@ def evaluate(
         loss_fn: a mean over time and batch.
         stream: the split.
         chunk: steps evaluated at a time.
-        weigh: counts the losses that targets hold, as in `AdaptiveTBPTT`.
+        count_losses: counts the losses that targets hold, as in `AdaptiveTBPTT`.
         batch_first: layout of the model, as in `probe`.
         state_batch_dim: as in `probe`.
 
@@ -48,8 +48,8 @@ def evaluate(
     refuse_sums(loss_fn)
     require_stream(stream)
     recurrent = as_recurrent(model, batch_first=batch_first, state_batch_dim=state_batch_dim)
-    weigh = default_weigh(loss_fn) if weigh is None else weigh
-    return mean_loss(*evaluate_sum(recurrent, loss_fn, stream, chunk, weigh))
+    count_losses = default_count(loss_fn) if count_losses is None else count_losses
+    return mean_loss(*evaluate_sum(recurrent, loss_fn, stream, chunk, count_losses))
 
 
 def mean_loss(total: float, count: float) -> float:
@@ -60,14 +60,14 @@ def mean_loss(total: float, count: float) -> float:
 
 
 def evaluate_sum(
-    recurrent: Recurrent, loss_fn: LossFn, stream: Stream, chunk: int, weigh: Weigh
+    recurrent: Recurrent, loss_fn: LossFn, stream: Stream, chunk: int, count_losses: CountLosses
 ) -> tuple[float, float]:
     """Return the sum of the losses and how many there are; see `evaluate`."""
     total, count = torch.zeros((), dtype=torch.float64), 0.0
     state: State = None
     before = stream.state_dict() if stream.cursor else None
     stream.rewind()
-    with undisturbed(recurrent.module, train=False), torch.no_grad():
+    with preserve(recurrent.module, train=False), torch.no_grad():
         while stream.available(stream.cursor + 1) > stream.cursor:
             segment = stream.read(chunk)
             stream.forget(stream.cursor)
@@ -76,9 +76,9 @@ def evaluate_sum(
                 for piece in run(recurrent, segment, state):
                     read.append(piece)
                     state = detach(piece.state)
-                weight = weigh(segment.targets)
+                weight = count_losses(segment.targets)
                 if weight > 0:
-                    loss = loss_of_pieces(recurrent, loss_fn, read, segment.targets, weigh)
+                    loss = loss_of_pieces(recurrent, loss_fn, read, segment.targets, count_losses)
                     added = wide(loss) * weight
                     total = total.to(added.device) + added
                     count += weight

@@ -11,7 +11,7 @@ from torch import Tensor
 from .._torch.number_formats import forget_casts
 from ..data.nest import State, detach, leaves
 from ..data.segment import Segment, slice_steps
-from ..model.losses import Weigh, loss_of_pieces
+from ..model.losses import CountLosses, loss_of_pieces
 from ..model.pieces import Piece, run
 from ..model.recurrent import LossFn, Recurrent
 
@@ -30,7 +30,7 @@ def window_forward(
     segment: Segment,
     state: State,
     context: int,
-    weigh: Weigh,
+    count_losses: CountLosses,
     marks: Iterable[int] = (),
 ) -> WindowPass:
     """Run a window whose steps from `context` on carry losses.
@@ -42,7 +42,7 @@ def window_forward(
         state: state entering it; a detached copy is used.
         context: K1 - K2, the steps without a loss. Where the model exposes core and head, no head
             is computed for them.
-        weigh: how many losses some targets hold.
+        count_losses: how many losses some targets hold.
         marks: further steps, at most `context`, whose entering state is wanted.
 
     Returns:
@@ -60,9 +60,9 @@ def window_forward(
         if piece.start >= context:
             read.append(piece)
     targets = slice_steps(segment.targets, context, None)
-    weight = weigh(targets)
+    weight = count_losses(targets)
     if weight > 0:
-        loss = loss_of_pieces(recurrent, loss_fn, read, targets, weigh)
+        loss = loss_of_pieces(recurrent, loss_fn, read, targets, count_losses)
     else:  # every target is masked: no loss, and a zero gradient
         held = [leaf.sum() for leaf in leaves(piece.state) if leaf.requires_grad]
         loss = torch.stack(held).sum() * 0 if held else torch.zeros((), requires_grad=True)

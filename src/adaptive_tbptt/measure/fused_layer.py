@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .._torch.preserve_model import undisturbed
+from .._torch.preserve_model import preserve
 from ..data.nest import Nest, State, detach, leaves, map_leaves
 from ..data.rows import select_rows
 from ..data.segment import steps_of
@@ -119,7 +119,7 @@ def _is_exact(recurrent: Recurrent, inputs: Nest, state: State) -> bool:
     if not _hands_on(recurrent, layer, few, start):
         return False
     generator = torch.Generator().manual_seed(0)
-    with undisturbed(recurrent.module, train=False, backward=True):
+    with preserve(recurrent.module, train=False, backward=True):
         with torch.no_grad():
             try:
                 ours = LayerPass(layer, layer_inputs(recurrent, layer, few, start), start)
@@ -159,7 +159,7 @@ def _hands_on(recurrent: Recurrent, layer: nn.RNNBase, inputs: Nest, state: Stat
 
     handle = layer.register_forward_hook(note, with_kwargs=True)
     try:
-        with undisturbed(recurrent.module, train=True), torch.no_grad():
+        with preserve(recurrent.module, train=True), torch.no_grad():
             _, leaving = recurrent.core(inputs, state)
     except (RuntimeError, ValueError, IndexError):
         return False

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from .._torch.compiling import eager
 from .._torch.denormals import flushed_denormals
-from .._torch.preserve_model import undisturbed
+from .._torch.preserve_model import preserve
 from ..data.nest import Nest, State, as_real, detach, map_leaves
 from ..data.rows import select_rows
 from ..data.segment import Segment, check_finite, time_first
 from ..estimate.lag_profile import LagProfile
-from ..model.losses import Weigh, default_weigh, refuse_sums
+from ..model.losses import CountLosses, default_count, refuse_sums
 from ..model.pieces import advance
 from ..model.recurrent import LossFn, Recurrent, as_recurrent
 from .affine_uses import NotAffine, trained
@@ -46,7 +46,7 @@ def probe(
     sketch: int = 0,
     fused: bool = True,
     held_steps: int = HELD_STEPS,
-    weigh: Weigh | None = None,
+    count_losses: CountLosses | None = None,
 ) -> LagProfile:
     """Measure the gradient norms of the last step's loss at every lag, for every row.
 
@@ -57,11 +57,11 @@ def probe(
         model: any recurrent module; see `adaptive_tbptt.model`.
         loss_fn: `loss_fn(outputs, targets)`, a mean over time and batch. It is called on the last
             step alone. Targets that the loss ignores give columns of zeros.
-        inputs: `(burn_in + window, rows, ...)`, or batch first where the model is.
+        inputs: `(burn_in + lags, rows, ...)`, or batch first where the model is.
         targets: of the same layout; only the last step is read.
         state: state entering the first step; None is the model's initial state.
         burn_in: leading steps that only warm the state up; no gradient flows into them.
-        resets: `(burn_in + window, rows)` boolean, true where a row starts a new sequence.
+        resets: `(burn_in + lags, rows)` boolean, true where a row starts a new sequence.
         train: True or False measures in that mode. None keeps the mode the model is in: while
             training, dropout is part of the gradient that truncation would bias.
         batch_first: layout of model and data; None asks the model.
@@ -73,7 +73,7 @@ def probe(
             otherwise taken where it was found to give the same numbers.
         held_steps: steps of the window that are held in memory at once. A longer window is run
             forward twice, so memory does not grow with it beyond the norms themselves.
-        weigh: as in `AdaptiveTBPTT`, where targets are masked.
+        count_losses: as in `AdaptiveTBPTT`, where targets are masked.
 
     Returns:
         A profile of `burn_in + window` steps: lags 0..window, one column per row.
@@ -85,7 +85,7 @@ def probe(
     >>> lstm = nn.LSTM(3, 8)
     >>> x = torch.randn(30, 4, 3)
     >>> profile = probe(lstm, nn.functional.mse_loss, x, torch.zeros(30, 4, 8), burn_in=10)
-    >>> profile.window, profile.samples, list(profile.component_norms)
+    >>> profile.lags, profile.samples, list(profile.component_norms)
     (20, 4, ['h[0]', 'c[0]'])
     """
     recurrent = as_recurrent(model, batch_first=batch_first, state_batch_dim=state_batch_dim)
@@ -101,10 +101,10 @@ def probe(
         sketch=sketch,
         fused=fused,
         held_steps=held_steps,
-        weigh=weigh,
+        count_losses=count_losses,
     )
-    weigh = default_weigh(loss_fn) if weigh is None else weigh
-    check_reached(profile, alive_rows(segment, weigh, profile))
+    count_losses = default_count(loss_fn) if count_losses is None else count_losses
+    check_reached(profile, alive_rows(segment, count_losses, profile))
     return profile
 
 
@@ -120,11 +120,11 @@ def probe_segment(
     sketch: int = 0,
     fused: bool = True,
     held_steps: int = HELD_STEPS,
-    weigh: Weigh | None = None,
+    count_losses: CountLosses | None = None,
 ) -> LagProfile:
     """Probe a time-first segment; see `probe`. The caller is to `check_reached`."""
     refuse_sums(loss_fn)
-    weigh = default_weigh(loss_fn) if weigh is None else weigh
+    count_losses = default_count(loss_fn) if count_losses is None else count_losses
     if torch.is_inference_mode_enabled():
         raise RuntimeError("inference mode makes no gradients: probe outside of it")
     check_finite(segment.inputs)
@@ -138,7 +138,7 @@ def probe_segment(
     window = segment.steps - burn_in
     segment, state = recurrent.place((segment, state))
     with (
-        undisturbed(recurrent.module, train, backward=True),
+        preserve(recurrent.module, train, backward=True),
         torch.enable_grad(),
         flushed_denormals(),
         eager(),
@@ -154,7 +154,7 @@ def probe_segment(
             if parameters or sketch > 0:
                 lags = ParameterLags(recurrent, window, segment.rows, sketch, affine=affine)
             earlier = Segments(recurrent, before, state, length=held_steps, fused=fused, lags=lags)
-            last = LastStep(recurrent, loss_fn, step, earlier.final, lags, weigh)
+            last = LastStep(recurrent, loss_fn, step, earlier.final, lags, count_losses)
             readout, lag1 = last.backward()
             norms = LagNorms(recurrent, readout, last.step, window, last.scale)
             norms.add([g[None] for g in lag1])
@@ -168,7 +168,7 @@ def probe_segment(
 
         try:
             recorded = (parameters or sketch > 0) and fused
-            return measure(recorded and is_affine(recurrent, loss_fn, segment, state, weigh))
+            return measure(recorded and is_affine(recurrent, loss_fn, segment, state, count_losses))
         except NotAffine:  # seen only now: at a reset, or in a part that was frozen before
             recurrent.affine = False
             return measure(False)
@@ -186,7 +186,7 @@ def _warm_up(recurrent: Recurrent, segment: Segment, state: State, burn_in: int)
 
 
 def is_affine(
-    recurrent: Recurrent, loss_fn: LossFn, segment: Segment, state: State, weigh: Weigh
+    recurrent: Recurrent, loss_fn: LossFn, segment: Segment, state: State, count_losses: CountLosses
 ) -> bool:
     """Tell whether recording how parameters are used gives what one pass per row gives.
 
@@ -200,14 +200,14 @@ def is_affine(
         recurrent.affine = None
     recurrent.recorded = names
     if recurrent.affine is None:
-        rows = torch.from_numpy(np.flatnonzero(rows_with_loss(segment, weigh))[:2])
+        rows = torch.from_numpy(np.flatnonzero(rows_with_loss(segment, count_losses))[:2])
         if len(rows) < 2:  # a single row does not tell steps from rows
             return False
         parts = (segment.inputs, segment.targets)
         few = Segment(*(map_leaves(lambda x: x[-4:, rows.to(x.device)], part) for part in parts))
         start = select_rows(detach(state), rows, recurrent.dims(segment.inputs))
         recurrent.affine = True  # for now; a probe that finds otherwise says so
-        options: dict[str, Any] = {"train": False, "parameters": True, "weigh": weigh}
+        options: dict[str, Any] = {"train": False, "parameters": True, "count_losses": count_losses}
         try:
             ours, theirs = (
                 probe_segment(recurrent, loss_fn, few, start, fused=fused, **options).contributions

@@ -14,7 +14,7 @@ from .._torch.number_formats import autocast_format, no_autocast
 from ..data.nest import State, leaves, map_leaves, with_gradients
 from ..data.rows import reset_rows, select_rows
 from ..data.segment import Segment, rows_of
-from ..model.losses import Weigh
+from ..model.losses import CountLosses
 from ..model.recurrent import LossFn, Recurrent
 from ..model.steps import Step, unroll
 from .affine_uses import Recorder
@@ -36,7 +36,7 @@ class LastStep:
         segment: that one step.
         state: state entering it.
         lags: where the contribution of lag 0 is to go.
-        weigh: the weight of targets in a mean.
+        count_losses: the weight of targets in a mean.
 
     Attributes:
         step: what was run.
@@ -50,10 +50,10 @@ class LastStep:
         segment: Segment,
         state: State,
         lags: ParameterLags | None,
-        weigh: Weigh,
+        count_losses: CountLosses,
     ) -> None:
         self._recurrent, self._loss_fn, self._segment = recurrent, loss_fn, segment
-        self._state, self._lags, self._weigh = state, lags, weigh
+        self._state, self._lags, self._count = state, lags, count_losses
         self._recorder: Recorder | None = None
         self._layer = recurrent_layer_of(recurrent) if recurrent.fused else None
         # Recording runs the layer twice, and dropout between its sublayers would differ.
@@ -136,7 +136,7 @@ class LastStep:
         parameters = list(self._lags.parameters.values())
         segment = Segment(*(map_leaves(lambda x: x[:, row : row + 1], p) for p in self._segment))
         # What the row's own mean counts in the mean over all rows.
-        weight, whole = self._weigh(segment.targets), self._weigh(self._segment.targets)
+        weight, whole = self._count(segment.targets), self._count(self._segment.targets)
         share = weight / whole * self._lags.rows
         if share == 0.0:
             return [None] * len(parameters)

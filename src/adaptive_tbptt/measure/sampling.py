@@ -10,20 +10,22 @@ from ..data.nest import map_leaves
 from ..data.segment import Segment, slice_steps
 from ..data.stream import Stream
 from ..estimate.lag_profile import LagProfile
-from ..model.losses import Weigh
+from ..model.losses import CountLosses
 from .loss_step import NOT_REACHED
 
 
-def rows_with_loss(segment: Segment, weigh: Weigh) -> NDArray[np.bool_]:
+def rows_with_loss(segment: Segment, count_losses: CountLosses) -> NDArray[np.bool_]:
     """Tell which rows have a target at the last step that is not masked."""
 
     def weight(row: int) -> float:
-        return weigh(map_leaves(lambda x: x[-1:, row : row + 1], segment.targets))
+        return count_losses(map_leaves(lambda x: x[-1:, row : row + 1], segment.targets))
 
     return np.array([weight(row) > 0 for row in range(segment.rows)])
 
 
-def alive_rows(segment: Segment, weigh: Weigh, profile: LagProfile | None) -> NDArray[np.bool_]:
+def alive_rows(
+    segment: Segment, count_losses: CountLosses, profile: LagProfile | None
+) -> NDArray[np.bool_]:
     """Tell which rows have a loss at the last step and do not start a sequence there.
 
     For `check_reached`: where a gradient was seen there is nothing to check, and no row is asked.
@@ -31,8 +33,8 @@ def alive_rows(segment: Segment, weigh: Weigh, profile: LagProfile | None) -> ND
     if profile is not None and profile.state_norms[1].any():
         return np.ones(segment.rows, dtype=bool)
     if segment.resets is None:
-        return rows_with_loss(segment, weigh)
-    return rows_with_loss(segment, weigh) & ~segment.resets[-1].cpu().numpy()
+        return rows_with_loss(segment, count_losses)
+    return rows_with_loss(segment, count_losses) & ~segment.resets[-1].cpu().numpy()
 
 
 def check_reached(profile: LagProfile, alive: NDArray[np.bool_]) -> None:
@@ -50,11 +52,11 @@ def check_reached(profile: LagProfile, alive: NDArray[np.bool_]) -> None:
 
 
 def draw_segment(
-    stream: Stream, steps: int, weigh: Weigh, generator: torch.Generator | None = None
+    stream: Stream, steps: int, count_losses: CountLosses, generator: torch.Generator | None = None
 ) -> Segment:
     """Draw a random segment whose last step carries at least one loss that is not masked."""
     for _ in range(100):  # arbitrary: a stream with one loss in twenty fails once in 10^2 runs
         segment = stream.random_segment(steps, generator)
-        if weigh(slice_steps(segment.targets, -1, None)) > 0:
+        if count_losses(slice_steps(segment.targets, -1, None)) > 0:
             return segment
     raise ValueError("a hundred random segments held no loss: nearly every target is masked")

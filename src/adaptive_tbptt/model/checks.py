@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from .._torch.compiling import eager
 from .._torch.number_formats import autocast_format, wide
-from .._torch.preserve_model import undisturbed
+from .._torch.preserve_model import preserve
 from ..data.nest import leaves, map_leaves
 
 if TYPE_CHECKING:
     from ..data.nest import Nest
-    from .losses import Weigh
+    from .losses import CountLosses
     from .recurrent import LossFn, Recurrent
 
 
@@ -55,7 +55,7 @@ def _change_by_a_cut(recurrent: Recurrent, inputs: Nest) -> float:
     """Return the largest relative change of the outputs that is more than rounding."""
     steps, rows = leaves(inputs)[0].shape[:2]
     middle = steps // 2
-    with undisturbed(recurrent.module, train=False), torch.no_grad(), eager():
+    with preserve(recurrent.module, train=False), torch.no_grad(), eager():
         whole, again = (recurrent.core(inputs, None)[0] for _ in range(2))
         first, state = recurrent.core(map_leaves(lambda x: x[:middle], inputs), None)
         second, _ = recurrent.core(map_leaves(lambda x: x[middle:], inputs), state)
@@ -71,9 +71,9 @@ def _change_by_a_cut(recurrent: Recurrent, inputs: Nest) -> float:
 
 
 def warn_of_no_mean(
-    recurrent: Recurrent, loss_fn: LossFn, outputs: Any, targets: Nest, weigh: Weigh
+    recurrent: Recurrent, loss_fn: LossFn, outputs: Any, targets: Nest, count_losses: CountLosses
 ) -> None:
-    """Warn where a loss is not the mean of those of its two halves, as `weigh` weighs them.
+    """Warn where a loss is not the mean of those of its two halves, as `count_losses` weighs them.
 
     Looked at for the first loss, the second, the fourth and so on: masks may come late.
 
@@ -82,7 +82,7 @@ def warn_of_no_mean(
         loss_fn: a mean over time and batch, one hopes.
         outputs: of some steps, in the model's layout.
         targets: time first, on any device.
-        weigh: how many losses some targets hold.
+        count_losses: how many losses some targets hold.
     """
     recurrent.losses_seen += 1
     steps, rows = leaves(targets)[0].shape[:2]
@@ -91,7 +91,7 @@ def warn_of_no_mean(
     if not all(recurrent.is_laid_out(x, steps, rows) for x in leaves(outputs)):
         return
     try:
-        whole, again, parts, number = _halves(recurrent, loss_fn, outputs, targets, weigh)
+        whole, again, parts, number = _halves(recurrent, loss_fn, outputs, targets, count_losses)
     except Exception:  # who may not be called so is not to be stopped by a look
         return
     total = sum(weight for _, weight in parts)
@@ -110,8 +110,8 @@ def warn_of_no_mean(
         )
     warnings.warn(
         f"the loss of {steps} steps is {whole:.4g}, the mean of its two halves {mean:.4g}: it is "
-        "taken for a mean over steps and rows, and is none. Where targets are masked, weigh= must "
-        "count those that are not; what is normalised over a batch is better normalised before "
+        "taken for a mean over steps and rows, and is none. Where targets are masked, "
+        "count_losses= must count those that are not; what is normalised over a batch is better normalised before "
         "the stream",
         UserWarning,
         stacklevel=2,
@@ -119,7 +119,7 @@ def warn_of_no_mean(
 
 
 def _halves(
-    recurrent: Recurrent, loss_fn: LossFn, outputs: Any, targets: Nest, weigh: Weigh
+    recurrent: Recurrent, loss_fn: LossFn, outputs: Any, targets: Nest, count_losses: CountLosses
 ) -> tuple[float, float, list[tuple[float, float]], torch.dtype]:
     """Return the loss, the loss again, loss and weight of each half, and the number format."""
     middle = leaves(targets)[0].shape[0] // 2
@@ -129,11 +129,11 @@ def _halves(
         stack.enter_context(eager())
         for module in (recurrent.module, loss_fn):
             if isinstance(module, nn.Module):
-                stack.enter_context(undisturbed(module))
+                stack.enter_context(preserve(module))
         whole, again = (recurrent.loss_of(loss_fn, outputs, placed) for _ in range(2))
         parts = []
         for half in (slice(None, middle), slice(middle, None)):
-            weight = weigh(map_leaves(lambda x, half=half: x[half], targets))
+            weight = count_losses(map_leaves(lambda x, half=half: x[half], targets))
             if weight > 0:
                 index = (slice(None), half) if recurrent.batch_first else (half,)
                 out = map_leaves(lambda x, index=index: x[index], outputs)

@@ -15,11 +15,15 @@ from .checks import warn_of_no_mean
 from .pieces import Piece
 from .recurrent import LossFn, Recurrent
 
-Weigh = Callable[[Nest], float]
+CountLosses = Callable[[Nest], float]
 
 
 def loss_of_pieces(
-    recurrent: Recurrent, loss_fn: LossFn, pieces: list[Piece], targets: Nest, weigh: Weigh
+    recurrent: Recurrent,
+    loss_fn: LossFn,
+    pieces: list[Piece],
+    targets: Nest,
+    count_losses: CountLosses,
 ) -> Tensor:
     """Return the loss of consecutive pieces.
 
@@ -32,20 +36,20 @@ def loss_of_pieces(
         loss_fn: a mean over time and batch.
         pieces: of which some target counts.
         targets: of all of them, on any device.
-        weigh: how many losses some targets hold.
+        count_losses: how many losses some targets hold.
     """
     if len(pieces) == 1 or _can_be_joined(recurrent, pieces, targets):
         features = pieces[0].features
         if len(pieces) > 1:
             read = [piece.features for piece in pieces]
             features = map_leaves(lambda *parts: torch.cat(parts, recurrent.time_dim), *read)
-        return _loss(recurrent, loss_fn, features, targets, weigh)
+        return _loss(recurrent, loss_fn, features, targets, count_losses)
     first, values, weights = pieces[0].start, [], []
     for piece in pieces:
         some = slice_steps(targets, piece.start - first, piece.stop - first)
-        weight = weigh(some)
+        weight = count_losses(some)
         if weight > 0:
-            values.append(_loss(recurrent, loss_fn, piece.features, some, weigh))
+            values.append(_loss(recurrent, loss_fn, piece.features, some, count_losses))
             weights.append(weight)
     shares = [weight / sum(weights) for weight in weights]
     return torch.stack([value * share for value, share in zip(values, shares, strict=True)]).sum()
@@ -61,10 +65,10 @@ def _can_be_joined(recurrent: Recurrent, pieces: list[Piece], targets: Nest) -> 
 
 
 def _loss(
-    recurrent: Recurrent, loss_fn: LossFn, features: Any, targets: Nest, weigh: Weigh
+    recurrent: Recurrent, loss_fn: LossFn, features: Any, targets: Nest, count_losses: CountLosses
 ) -> Tensor:
     outputs = recurrent.head(features)
-    warn_of_no_mean(recurrent, loss_fn, outputs, targets, weigh)
+    warn_of_no_mean(recurrent, loss_fn, outputs, targets, count_losses)
     return recurrent.loss_of(loss_fn, outputs, recurrent.place(targets))
 
 
@@ -77,7 +81,7 @@ def refuse_sums(loss_fn: LossFn) -> None:
         )
 
 
-def default_weigh(loss_fn: LossFn) -> Weigh:
+def default_count(loss_fn: LossFn) -> CountLosses:
     """Count every step of every row, as a loss with `ignore_index` and class weights does.
 
     A loss that is no module does not say what it ignores; torch's functions ignore -100 among
@@ -89,7 +93,7 @@ def default_weigh(loss_fn: LossFn) -> Weigh:
     weighted = isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
     weights = getattr(loss, "weight", None) if weighted else None
 
-    def weigh(targets: Nest) -> float:
+    def count_losses(targets: Nest) -> float:
         first = leaves(targets)[0]
         guessed = function and first.dtype != torch.int64
         if ignored is None or guessed or first.is_floating_point():
@@ -100,4 +104,4 @@ def default_weigh(loss_fn: LossFn) -> Weigh:
             return float(counted.sum())
         return float(weights.to(first.device)[first[counted]].sum())
 
-    return weigh
+    return count_losses

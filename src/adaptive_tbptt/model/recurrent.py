@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .._torch.compiling import compiled_parts, eager, plain
 from .._torch.number_formats import explain
-from .._torch.preserve_model import undisturbed
+from .._torch.preserve_model import preserve
 from ..data.nest import Nest, State, as_real, leaves, map_leaves, named_leaves
 from ..data.rows import BatchDims, select_rows
 from ..data.segment import rows_of, swap_time_and_batch
@@ -136,7 +136,7 @@ class Recurrent:
     def _copied(self, inputs: Nest, state: State) -> State:
         """Return a copy: a module of the user's may write into its state, which is needed again."""
         if state is not None and self._complex is None:  # of a run that is gone on with
-            with undisturbed(self.module, train=False), torch.no_grad(), eager():
+            with preserve(self.module, train=False), torch.no_grad(), eager():
                 self.core(map_leaves(lambda leaf: leaf[:1, :1], inputs), None)
         if not any(self._complex or ()):
             return map_leaves(Tensor.clone, state)

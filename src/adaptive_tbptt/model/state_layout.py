@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._torch.compiling import eager
 from .._torch.number_formats import autocast_format, wide
-from .._torch.preserve_model import undisturbed
+from .._torch.preserve_model import preserve
 from ..data.nest import State, detach, leaves, map_leaves, pack
 from ..data.rows import BatchDims, batch_dims, select_rows
 
@@ -41,7 +41,7 @@ def find_layout(recurrent: Recurrent, inputs: Any) -> Layout:
     row = map_leaves(lambda leaf: leaf[:1, :1], inputs)
     pair = map_leaves(lambda leaf: torch.cat([leaf[:1, :1], leaf[:1, -1:]], dim=1), inputs)
     cast = autocast_format(recurrent.device)
-    with undisturbed(recurrent.module, train=False), eager():
+    with preserve(recurrent.module, train=False), eager():
         with torch.enable_grad():
             one = recurrent.core(row, None)[1]
             zero = map_leaves(torch.zeros_like, one)

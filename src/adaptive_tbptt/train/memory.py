@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 from .._torch.compiling import eager
-from .._torch.preserve_model import undisturbed
+from .._torch.preserve_model import preserve
 from ..data.nest import leaves
 from ..data.segment import Segment
 from ..data.stream import Stream
 from ..loop.adaptive import AdaptiveTBPTT
 from ..loop.window_pass import window_forward
-from ..model.losses import Weigh
+from ..model.losses import CountLosses
 from ..model.recurrent import LossFn, Recurrent
 
 SAMPLE_STEPS = 24  # enough that what grows with the window outweighs what does not
 
 
 def activation_bytes(
-    recurrent: Recurrent, loss_fn: LossFn, segment: Segment, context: int, weigh: Weigh
+    recurrent: Recurrent, loss_fn: LossFn, segment: Segment, context: int, count_losses: CountLosses
 ) -> int:
     """Return the bytes that the graph of one window holds for its backward pass."""
     held: dict[int, int] = {}
@@ -37,20 +37,25 @@ def activation_bytes(
     there = {p.untyped_storage().data_ptr() for p in recurrent.module.parameters()}
     there |= {x.untyped_storage().data_ptr() for part in segment for x in leaves(part)}
     with (
-        undisturbed(recurrent.module),
+        preserve(recurrent.module),
         eager(),
         torch.enable_grad(),
         torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
     ):
         # Kept until the sum is taken: freed memory would be handed out again.
-        result = window_forward(recurrent, loss_fn, segment, None, context, weigh)
+        result = window_forward(recurrent, loss_fn, segment, None, context, count_losses)
         total = sum(size for pointer, size in held.items() if pointer not in there)
     del result
     return total
 
 
 def estimate_window_bytes(
-    recurrent: Recurrent, loss_fn: LossFn, segment: Segment, k: int, losses: int, weigh: Weigh
+    recurrent: Recurrent,
+    loss_fn: LossFn,
+    segment: Segment,
+    k: int,
+    losses: int,
+    count_losses: CountLosses,
 ) -> int:
     """Estimate the activations of a window of k + losses steps from three short ones.
 
@@ -63,12 +68,12 @@ def estimate_window_bytes(
         segment: `SAMPLE_STEPS` steps of data.
         k: context of the window in question.
         losses: its losses.
-        weigh: as in `window_forward`.
+        count_losses: as in `window_forward`.
     """
 
     def measure(context: int, with_loss: int) -> int:
         return activation_bytes(
-            recurrent, loss_fn, segment.between(0, context + with_loss), context, weigh
+            recurrent, loss_fn, segment.between(0, context + with_loss), context, count_losses
         )
 
     base = measure(8, 8)
@@ -106,7 +111,7 @@ def warn_of_memory(tbptt: AdaptiveTBPTT, train: Stream) -> None:
         tbptt.ranks.deal(train).segment(start, stop),
         k if tbptt.overlap else 0,
         tbptt.losses_per_window(k),
-        tbptt.weigh,
+        tbptt.count_losses,
     )
     if needed > free and tbptt.ranks.leads:
         warnings.warn(

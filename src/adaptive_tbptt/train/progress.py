@@ -10,12 +10,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from ..truncate.controller import Control
+from ..truncate.controller import TruncationState
 
 INTERVAL = 10.0  # seconds between plain lines; arbitrary
 
 
-def describe(numbers: Mapping[str, Any], best: float | None, control: Control) -> str:
+def describe(numbers: Mapping[str, Any], best: float | None, control: TruncationState) -> str:
     """Return the line of an epoch, finished or under way."""
     parts = [f"epoch {numbers['epoch']}"]
     if numbers["train_loss"] is not None:  # None where every target was masked

@@ -25,7 +25,7 @@ from ..loop.clipping import Clip
 from ..loop.evaluation import evaluate_sum, mean_loss
 from ..loop.step_scale import Rule, StepScale
 from ..loop.window import Window
-from ..model.losses import Weigh
+from ..model.losses import CountLosses
 from ..model.recurrent import LossFn, Recurrent, as_recurrent
 from ..truncate.controller import Controller
 from . import training_state as snapshot
@@ -76,7 +76,7 @@ class Trainer:
         step_scale: the rate is multiplied by sqrt(K2), K2 or 1 during a step; K2 = K by default.
         clip: gradient clipping.
         losses: K2; this and `overlap`, `estimates_per_epoch`, `estimate_every`, `burn_in` and
-            `weigh` are as in `AdaptiveTBPTT`.
+            `count_losses` are as in `AdaptiveTBPTT`.
         patience: stop after so many epochs without a better validation loss.
         eval_chunk: steps that validation evaluates at a time.
         max_seconds: stop after so much training time, resumed runs included.
@@ -123,7 +123,7 @@ class Trainer:
         estimates_per_epoch: float = 1.0,
         estimate_every: int | None = None,
         burn_in: int = 20,
-        weigh: Weigh | None = None,
+        count_losses: CountLosses | None = None,
         patience: int | None = None,
         eval_chunk: int = 256,
         max_seconds: float | None = None,
@@ -164,7 +164,7 @@ class Trainer:
             estimates_per_epoch=estimates_per_epoch,
             estimate_every=estimate_every,
             burn_in=burn_in,
-            weigh=weigh,
+            count_losses=count_losses,
             seed=seed,
             ranks=self.ranks,
         )
@@ -232,7 +232,7 @@ class Trainer:
             self.loss_fn,
             self.ranks.deal(stream) if shared else stream,
             self.eval_chunk,
-            self.tbptt.weigh,
+            self.tbptt.count_losses,
         )
         return mean_loss(*(self.ranks.total(sums) if shared else sums))
 
@@ -322,7 +322,7 @@ class Trainer:
                 self.best_loss_states = copy.deepcopy(snapshot.loss_states(self))
                 self.folder.save("best", self.best_state)
         self.epoch += 1
-        decision = self.tbptt.control.decision
+        decision = self.tbptt.truncation.decision
         metrics: dict[str, Any] = {
             "event": "epoch",
             "epoch": self.epoch,
@@ -358,14 +358,14 @@ class Trainer:
 
     def _line(self, epoch: dict[str, Any] | None = None) -> str:
         numbers = epoch or {"epoch": self.epoch + 1, "train_loss": self.meter.mean}
-        return describe(numbers, self.best_loss, self.tbptt.control)
+        return describe(numbers, self.best_loss, self.tbptt.truncation)
 
     def _log_estimate(self) -> None:
         tbptt = self.tbptt
-        latest, decision, profile = tbptt.history[-1], tbptt.control.decision, tbptt.profile
+        latest, decision, profile = tbptt.history[-1], tbptt.truncation.decision, tbptt.profile
         assert decision is not None  # it made the estimate
         assert profile is not None  # from this
-        norms = tbptt.controller.norms(tbptt.control, profile)
+        norms = tbptt.controller.norms(tbptt.truncation, profile)
         self._log(
             {
                 "event": "estimate",

@@ -1,8 +1,8 @@
 """Controllers: from one lag profile to the next truncation length. They never see the model.
 
-A controller is a frozen value; what it remembers goes in and comes out as a `Control`, so it can be
-logged, saved, resumed and tested without a model. Wrappers that modify another controller are in
-`wrappers.py`.
+A controller is a frozen value. What it remembers goes in and comes out as a `TruncationState`, so
+it can be logged, saved, resumed and tested without a model. `wrappers.py` has controllers that
+modify another one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..estimate.truncation import Outcome, TruncationDecision
 
 
 @dataclass(frozen=True)
-class Control:
+class TruncationState:
     """What a controller has decided and remembers.
 
     Attributes:
@@ -34,7 +34,7 @@ class Control:
     k: int | None
     decision: TruncationDecision | None = None
     memory: tuple[float, ...] = ()
-    inner: Control | None = None
+    inner: TruncationState | None = None
     evidence: tuple[Contributions, ...] = field(default=(), repr=False)
     probed: int = 0
     curve: BiasCurve | None = field(default=None, repr=False, compare=False)
@@ -59,14 +59,14 @@ class Control:
         }
 
     @staticmethod
-    def from_dict(saved: dict[str, Any]) -> Control:
+    def from_dict(saved: dict[str, Any]) -> TruncationState:
         """Undo `to_dict`."""
         decision = saved["decision"]
         if decision is not None:
             decision = TruncationDecision(**{**decision, "outcome": Outcome[decision["outcome"]]})
-        inner = None if saved["inner"] is None else Control.from_dict(saved["inner"])
+        inner = None if saved["inner"] is None else TruncationState.from_dict(saved["inner"])
         evidence = tuple(Contributions.from_dict(c) for c in saved.get("evidence", ()))
-        return Control(
+        return TruncationState(
             saved["k"], decision, tuple(saved["memory"]), inner, evidence, saved.get("probed", 0)
         )
 
@@ -80,7 +80,7 @@ class Controller(ABC):
 
     @property
     @abstractmethod
-    def window(self) -> int:
+    def lags(self) -> int:
         """Lags it wants measured at each estimate; 0 means it never asks for one."""
 
     @property
@@ -94,17 +94,17 @@ class Controller(ABC):
         return 0
 
     @abstractmethod
-    def init(self) -> Control:
+    def init(self) -> TruncationState:
         """Return what holds before the first estimate."""
 
     @abstractmethod
-    def update(self, control: Control, profile: LagProfile) -> Control:
+    def update(self, control: TruncationState, profile: LagProfile) -> TruncationState:
         """Return what holds after a probe; it may ask for another one with `wants_more`."""
 
-    def norms(self, control: Control, profile: LagProfile) -> Array:
+    def norms(self, control: TruncationState, profile: LagProfile) -> Array:
         """`(lags, samples)`: the norms behind its last estimate, whose newest probe is given."""
         return profile.measured
 
     @abstractmethod
-    def assess(self, control: Control, k: int) -> TruncationDecision | None:
+    def assess(self, control: TruncationState, k: int) -> TruncationDecision | None:
         """Say what its last estimate means for a k that something else chose; None if nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..estimate.lag_profile import LagProfile
-from .controller import Control, Controller
+from .controller import Controller, TruncationState
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class FixedTruncation(Controller):
             raise ValueError(f"k must be at least 1, got {self.k}: it counts steps back in time")
 
     @property
-    def window(self) -> int:
+    def lags(self) -> int:
         """Nothing is measured."""
         return 0
 
@@ -32,14 +32,14 @@ class FixedTruncation(Controller):
         """The one k there is."""
         return self.k
 
-    def init(self) -> Control:
+    def init(self) -> TruncationState:
         """Start with k."""
-        return Control(self.k)
+        return TruncationState(self.k)
 
-    def update(self, control: Control, profile: LagProfile) -> Control:
+    def update(self, control: TruncationState, profile: LagProfile) -> TruncationState:
         """Stay."""
         return control
 
-    def assess(self, control: Control, k: int) -> None:
+    def assess(self, control: TruncationState, k: int) -> None:
         """No tolerance was asked for."""
         return None

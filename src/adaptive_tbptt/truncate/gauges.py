@@ -16,7 +16,7 @@ from ..estimate.bias import BiasCurve, bias_bound
 from ..estimate.decay import DecayFit, Method, fit_decay
 from ..estimate.lag_profile import Array, LagProfile
 from ..estimate.resampling import Uncertainty, bootstrap
-from .probe_budget import Probes
+from .probe_budget import ProbeBudget
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Gauge(ABC):
         return 0
 
     @property
-    def probes(self) -> Probes:
+    def probes(self) -> ProbeBudget:
         """How many probes an estimate takes."""
-        return Probes()
+        return ProbeBudget()
 
     def norms(self, profile: LagProfile) -> Array:
         """`(lags, samples)`: the norms whose decay is fitted; phi_k unless a gauge says else."""

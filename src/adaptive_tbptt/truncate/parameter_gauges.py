@@ -14,7 +14,7 @@ from ..estimate.measured_curve import MeasuredCurve, gradient_norm, measured_bia
 from ..estimate.resampling import Interval, Uncertainty, bootstrap
 from ..estimate.truncation import open_range
 from .gauges import Gauge
-from .probe_budget import SEVERAL, Probes
+from .probe_budget import SEVERAL, ProbeBudget
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class _ParameterSpace(Gauge):
     tau: int | float = 0.5
     size: int = 1024
     level: float = 0.9
-    probes: Probes = SEVERAL
+    probes: ProbeBudget = SEVERAL
 
     def __post_init__(self) -> None:
         if self.size < 16:  # arbitrary: the error would be a quarter
@@ -70,7 +70,7 @@ class ParameterGauge(_ParameterSpace):
     def gradient_norms(self, profile: LagProfile) -> Array:
         """The lower limit of the whole window's; 0 where noise hides it, and then nothing holds."""
         contributions = _contributions(profile)
-        norms = np.zeros(contributions.window)
+        norms = np.zeros(contributions.lags)
         _, norms[-1] = gradient_norm(contributions, self.level)
         return norms
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Probes(NamedTuple):
+class ProbeBudget(NamedTuple):
     """How many probes an estimate takes.
 
     Attributes:
@@ -20,4 +20,4 @@ class Probes(NamedTuple):
     remembered: int = 0
 
 
-SEVERAL = Probes(fresh=4, budget=16, remembered=28)
+SEVERAL = ProbeBudget(fresh=4, budget=16, remembered=28)

@@ -16,7 +16,7 @@ _REMEDIES = {
         "MeasuredGauge counts only what reaches the parameters; weight decay and dropout make a "
         "state forget; a longer window shows whether it decays at all"
     ),
-    Outcome.NO_BOUND: "measure a longer window, or measure the bias itself with MeasuredGauge",
+    Outcome.NO_BOUND: "measure a longer lags, or measure the bias itself with MeasuredGauge",
     Outcome.HELD_BACK: "",  # on purpose
     Outcome.UNRESOLVED: "give more rows, a larger budget of probes, or wait: evidence adds up",
 }
@@ -38,7 +38,7 @@ def what_to_do(profile: LagProfile, decision: TruncationDecision) -> str | None:
 
 def slow_part(profile: LagProfile, beta: float) -> str | None:
     """Say where the gradient survives, if it falls by less than a factor of e over the window."""
-    if beta < math.exp(-1.0 / profile.window) or not profile.last_squares:
+    if beta < math.exp(-1.0 / profile.lags) or not profile.last_squares:
         return None
     shares = {name: float(squares.sum()) for name, squares in profile.last_squares.items()}
     total = sum(shares.values())
@@ -48,7 +48,7 @@ def slow_part(profile: LagProfile, beta: float) -> str | None:
     squares = np.sort(profile.last_squares[name])[::-1]
     few = int(np.searchsorted(np.cumsum(squares), 0.9 * squares.sum()) + 1)
     return (
-        f"beta={beta:.4g} hardly decays over {profile.window} lags: {shares[name] / total:.0%} of "
+        f"beta={beta:.4g} hardly decays over {profile.lags} lags: {shares[name] / total:.0%} of "
         f"the squared gradient left there is in {name}, nine tenths of that in {few} of its "
         f"{len(squares)} dimensions"
     )

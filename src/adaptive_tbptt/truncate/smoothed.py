@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..estimate.lag_profile import Array, LagProfile
-from .controller import Control
+from .controller import TruncationState
 from .wrappers import _Wrapper
 
 
@@ -21,7 +21,7 @@ class Smoothed(_Wrapper):
     Attributes:
         controller: the controller to wrap; its gauge must look at the state, as the printed and
             the release's do. Those that look at the parameters remember by themselves
-            (`Probes.remembered`).
+            (`ProbeBudget.remembered`).
         weight: share of the newest estimate; 1 is no smoothing.
 
     Choosing the weight: parameters move slowly, so estimates of one epoch still speak for the
@@ -36,18 +36,18 @@ class Smoothed(_Wrapper):
         if self.controller.sketch:
             raise ValueError(
                 "Smoothed averages norms of the state, and this gauge looks at the parameters: it "
-                "remembers earlier probes by itself, as many as its probes=Probes(...) say"
+                "remembers earlier probes by itself, as many as its probes=ProbeBudget(...) say"
             )
 
     def change(self, k: int, before: int | None) -> int:
         """Leave k as it is."""
         return k
 
-    def norms(self, control: Control, profile: LagProfile) -> Array:
+    def norms(self, control: TruncationState, profile: LagProfile) -> Array:
         """The smoothed means, as one sample."""
         return np.exp(np.asarray(control.memory))[:, None]
 
-    def update(self, control: Control, profile: LagProfile) -> Control:
+    def update(self, control: TruncationState, profile: LagProfile) -> TruncationState:
         """Scale every lag so that the means fall as their running geometric mean does."""
         assert control.inner is not None
         mean = profile.mean
@@ -65,4 +65,4 @@ class Smoothed(_Wrapper):
             factors = np.where(seen, np.exp(logs) / np.where(seen, mean, 1.0), 1.0)
         smooth = replace(profile, state_norms=profile.state_norms * factors[:, None])
         inner = self.controller.update(control.inner, smooth)
-        return Control(inner.k, inner.decision, tuple(logs.tolist()), inner)
+        return TruncationState(inner.k, inner.decision, tuple(logs.tolist()), inner)

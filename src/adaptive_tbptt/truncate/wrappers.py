@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ..estimate.lag_profile import Array, LagProfile
 from ..estimate.truncation import TruncationDecision
-from .controller import Control, Controller
+from .controller import Controller, TruncationState
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,9 @@ class _Wrapper(Controller):
     controller: Controller
 
     @property
-    def window(self) -> int:
+    def lags(self) -> int:
         """What the wrapped controller wants measured."""
-        return self.controller.window
+        return self.controller.lags
 
     @property
     def sketch(self) -> int:
@@ -36,13 +36,13 @@ class _Wrapper(Controller):
     def change(self, k: int, before: int | None) -> int:
         """Return the k to use where the wrapped controller chose `k` and `before` was in use."""
 
-    def init(self) -> Control:
+    def init(self) -> TruncationState:
         """Change what the wrapped controller starts with."""
         inner = self.controller.init()
         k = None if inner.k is None else self.change(inner.k, None)
-        return Control(k, inner.decision, inner=inner)
+        return TruncationState(k, inner.decision, inner=inner)
 
-    def update(self, control: Control, profile: LagProfile) -> Control:
+    def update(self, control: TruncationState, profile: LagProfile) -> TruncationState:
         """Let the wrapped controller choose, then change its choice."""
         assert control.inner is not None
         inner = self.controller.update(control.inner, profile)
@@ -52,14 +52,14 @@ class _Wrapper(Controller):
         k = self.change(inner.k, control.k)
         # What is reported is the bound at the k in use, not at the one that was changed.
         decision = inner.decision if k == inner.k else self.controller.assess(inner, k)
-        return Control(k, decision, inner=inner)
+        return TruncationState(k, decision, inner=inner)
 
-    def norms(self, control: Control, profile: LagProfile) -> Array:
+    def norms(self, control: TruncationState, profile: LagProfile) -> Array:
         """What the wrapped controller looked at."""
         assert control.inner is not None
         return self.controller.norms(control.inner, profile)
 
-    def assess(self, control: Control, k: int) -> TruncationDecision | None:
+    def assess(self, control: TruncationState, k: int) -> TruncationDecision | None:
         """Ask the wrapped controller."""
         assert control.inner is not None
         return self.controller.assess(control.inner, k)

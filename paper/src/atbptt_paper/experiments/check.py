@@ -15,7 +15,7 @@ from adaptive_tbptt.estimate.measured_curve import losses_of
 from adaptive_tbptt.estimate.truncation import TruncationDecision, choose_truncation
 from adaptive_tbptt.measure.lag_probe import probe_segment
 from adaptive_tbptt.measure.sampling import draw_segment
-from adaptive_tbptt.model.losses import default_weigh
+from adaptive_tbptt.model.losses import default_count
 from adaptive_tbptt.model.recurrent import as_recurrent
 from adaptive_tbptt.train.checkpoint import load, load_model
 from adaptive_tbptt.train.files import read_rows
@@ -77,7 +77,7 @@ class RunCheck:
             "high": found.high if measured is not None else None,
             "samples": found.samples,
             "split": self.split,
-            "window": found.window,
+            "window": found.lags,
             "verdict": found.verdict(self.delta),
         }
 
@@ -103,7 +103,7 @@ def check_run(
         segments: random segments to compare gradients on.
         window: lags to compare with; None is the run's own window.
     """
-    config = config.changed(window=window)
+    config = config.changed(lags=window)
     delta = config.delta if delta is None else delta
     if delta is None:
         raise ValueError("the run has a fixed K, so nothing was promised: give --delta")
@@ -153,11 +153,11 @@ def _best_epoch(folder: Path) -> dict[str, Any]:
 
 def _profile(config: TrainConfig, model: Any, stream: Any, probes: int) -> LagProfile:
     """Probe as the gauges would, several times."""
-    recurrent, weigh = as_recurrent(model), default_weigh(config.loss_fn)
+    recurrent, count_losses = as_recurrent(model), default_count(config.loss_fn)
     generator = torch.Generator().manual_seed(config.seed + 2)
     profiles = []
     for _ in range(probes):
-        segment = draw_segment(stream, config.burn_in + config.window, weigh, generator)
+        segment = draw_segment(stream, config.burn_in + config.window, count_losses, generator)
         profiles.append(
             probe_segment(
                 recurrent,

@@ -175,14 +175,14 @@ def _error_bars(
     generator = torch.Generator().manual_seed(1_000_003 * (config.seed + 1) + metrics["epoch"])
     ks, biases, betas = [], [], []
     for _ in range(config.error_bar_repeats):
-        segment = draw_segment(train, config.burn_in + config.window, tbptt.weigh, generator)
+        segment = draw_segment(train, config.burn_in + config.window, tbptt.count_losses, generator)
         profile = probe_segment(
             tbptt.recurrent,
             trainer.loss_fn,
             segment,
             burn_in=config.burn_in,
             sketch=gauge.sketch,
-            weigh=tbptt.weigh,
+            count_losses=tbptt.count_losses,
         )
         bias = gauge.bias(profile)
         bound = bias.relative_at(tbptt.k)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adaptive_tbptt._torch.number_formats import wide
-from adaptive_tbptt._torch.preserve_model import undisturbed
+from adaptive_tbptt._torch.preserve_model import preserve
 from adaptive_tbptt.data.nest import State, detach
 from adaptive_tbptt.data.stream import SequenceStream
 from adaptive_tbptt.model.pieces import run
@@ -96,7 +96,7 @@ def point_metrics(
     count = 0
     state: State = None
     stream.rewind()
-    with undisturbed(recurrent.module, train=False), torch.no_grad():
+    with preserve(recurrent.module, train=False), torch.no_grad():
         while stream.available(stream.cursor + 1) > stream.cursor:
             segment = stream.read(chunk)
             for piece in run(recurrent, segment, state):
@@ -190,7 +190,7 @@ _PAPER = PointConfig(
     batch=64,
     epochs=51,
     weight_decay=1e-3,
-    window=200,
+    lags=200,
     k_init=6,
     k_min=1,
     k_max=100,
@@ -203,6 +203,6 @@ PRESETS: dict[str, PointConfig] = {
     "book-order": _PAPER,
     "sequence-wise": _PAPER.changed(resets=True, plain_fixed=False),
     "quick": _PAPER.changed(
-        hidden=32, layers=1, batch=16, epochs=5, train_sequences=10, window=50, burn_in=10, k_max=50
+        hidden=32, layers=1, batch=16, epochs=5, train_sequences=10, lags=50, burn_in=10, k_max=50
     ),
 }
