@@ -7,6 +7,7 @@ from .errors import TruncationWarning
 from .estimate import bias_bound, choose_truncation, fit_decay
 from .loop import AdaptiveTBPTT, StepScale, evaluate
 from .measure import probe
+from .model import check
 from .train import Trainer
 from .truncate import BiasTolerance, FixedTruncation
 
@@ -20,6 +21,7 @@ __all__ = [
     "Trainer",
     "TruncationWarning",
     "bias_bound",
+    "check",
     "check_bias",
     "choose_truncation",
     "data",

@@ -49,18 +49,3 @@ def forget_casts() -> None:
     2.11 copies made without gradient also kept the weights from getting one.
     """
     torch.clear_autocast_cache()
-
-
-def explain(error: RuntimeError) -> None:
-    """Raise with a sentence if the error is oneDNN's refusal of an LSTM under autocast.
-
-    It has no such LSTM for processors without bfloat16 instructions. Running without oneDNN is left
-    to the person: the flag holds for the whole process, and costs speed where it is not needed.
-    """
-    if torch.is_autocast_enabled("cpu") and "could not create a primitive" in str(error):
-        raise RuntimeError(
-            "nn.LSTM does not run under autocast on this processor: oneDNN has no "
-            f"{torch.get_autocast_dtype('cpu')} LSTM for it. Put the loop under "
-            "torch.backends.mkldnn.flags(enabled=False), or the layer alone under "
-            "torch.autocast('cpu', enabled=False)"
-        ) from error

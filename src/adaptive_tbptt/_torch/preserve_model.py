@@ -8,8 +8,10 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import nn
 
+from .compiling import eager
+from .denormals import flushed_denormals
 from .number_formats import forget_casts
-from .random_state import _fork_random_state
+from .random_state import forked_random_state
 
 
 @contextmanager
@@ -31,7 +33,7 @@ def preserve(
         if b is not None
     ]
     with ExitStack() as stack:
-        _fork_random_state(stack, module)
+        stack.enter_context(forked_random_state(module))
         forget_casts()
         stack.callback(forget_casts)
         try:
@@ -49,3 +51,21 @@ def preserve(
                 if not torch.equal(tensor, before):
                     with torch.no_grad():
                         tensor.copy_(before)
+
+
+@contextmanager
+def measuring(module: nn.Module, train: bool | None = None) -> Iterator[None]:
+    """Run passes that measure gradients: the model is preserved, nothing is compiled.
+
+    Gradients are enabled whatever the caller set, and denormals are flushed: the gradient of a
+    distant lag is often denormal.
+    """
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError("inference mode computes no gradients: measure outside of it")
+    with (
+        preserve(module, train, backward=True),
+        torch.enable_grad(),
+        flushed_denormals(),
+        eager(),
+    ):
+        yield

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Sufficient conditions for a contraction: Miller and Hardt (2019)."""
 
 from __future__ import annotations
 

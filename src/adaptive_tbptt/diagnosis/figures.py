@@ -9,8 +9,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..estimate.decay import DecayFit
-from ..estimate.lag_profile import Array, LagProfile, underflowed
+from ..estimate.lag_profile import LagProfile, underflowed
+from ..estimate.level_bias import LevelCurve
 from ..estimate.truncation import TruncationDecision
+from .model_diagnosis import Row
 from .palette import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 
 
@@ -19,8 +21,6 @@ def decay_figure(
     fit: DecayFit,
     decisions: Sequence[TruncationDecision] = (),
     path: str | Path | None = None,
-    *,
-    norms: Array | None = None,
     draws: int = 50,
 ) -> Figure:
     """Draw the paper's figure 'Gradient norms': single draws in gray, their mean in blue.
@@ -30,11 +30,9 @@ def decay_figure(
         fit: drawn as a dashed line over the lags it was fitted on.
         decisions: each marked by a vertical line at its K.
         path: where to save the figure; the suffix gives the format.
-        norms: `(lags, samples)`, those of the parameters where their decay was fitted; None is
-            the state's.
         draws: at most so many single draws.
     """
-    shown = profile.measured if norms is None else norms
+    shown = profile.measured
     mean = shown.mean(axis=1)
     figure = Figure(figsize=(7.0, 4.5), layout="constrained")
     axes = figure.add_subplot()
@@ -61,10 +59,51 @@ def decay_figure(
         axes.axvline(decision.k, color=colour, ls=style, lw=1.5, label=label)
     axes.set_yscale("log")
     axes.set_xlabel("lag k (steps)")
-    phi, c = r"$\phi_k = \|\partial L_s / \partial h_{s-k}\|$", r"$\|c_k\|$, of the parameters"
-    axes.set_ylabel(f"gradient norm {phi if norms is None else c}")
-    axes.set_title(f"{profile.samples} losses, window of {profile.lags} lags")
+    axes.set_ylabel(r"gradient norm $\phi_k = \|\partial L_s / \partial h_{s-k}\|$")
+    axes.set_title(f"{profile.samples} losses, {profile.lags} lags")
     axes.legend(fontsize="small", loc="upper right")
+    if path is not None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+    return figure
+
+
+def bias_figure(rows: Sequence[Row], curve: LevelCurve, path: str | Path | None = None) -> Figure:
+    """Draw the measured bias against context, and against what that context costs.
+
+    Args:
+        rows: one per context.
+        curve: the measurement, for the title.
+        path: where to save the figure; the suffix gives the format.
+    """
+    figure = Figure(figsize=(8.0, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    known = [row for row in rows if np.isfinite(row.high)]
+    bias = np.array([100 * row.bias for row in known])
+    spread = np.abs(
+        np.array([[100 * row.low, 100 * row.high] for row in known]).reshape(-1, 2).T - bias
+    )
+    for axes, x in (
+        (left, [row.context for row in known]),
+        (right, [row.cost for row in known]),
+    ):
+        axes.errorbar(x, bias, yerr=spread, color=BLUE, marker="o", capsize=3, lw=1.5)
+        axes.grid(color="0.9")
+    left.set_xscale("symlog", base=2, linthresh=1)
+    left.set_xlim(-0.2, None)
+    left.set_ylim(0, None)
+    left.set_xlabel("context (steps)")
+    left.set_ylabel("gradient missed (%)")
+    right.set_xlabel("cost of a window (detach loop = 1)")
+    for row, y in zip(known, bias, strict=True):
+        if row.context == 0 or row.context >= 8:
+            label = "your loop" if row.context == 0 else str(row.context)
+            right.annotate(
+                label, (row.cost, y), xytext=(5, 4), textcoords="offset points", fontsize=8
+            )
+    figure.suptitle(
+        f"windows of {curve.losses} losses; {curve.samples} losses measured", fontsize=10
+    )
     if path is not None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)

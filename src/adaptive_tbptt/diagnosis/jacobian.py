@@ -1,4 +1,4 @@
-"""TODO."""
+"""The norm of one step's Jacobian, row by row, by power iteration."""
 
 from __future__ import annotations
 

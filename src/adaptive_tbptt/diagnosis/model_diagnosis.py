@@ -1,35 +1,60 @@
-"""One call: which truncation length does this model need on this data?"""
+"""One call: how biased is my loop, and what would more context cost?"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import nn
 
-from .._torch.preserve_model import preserve
+from .. import defaults
 from ..data.nest import Nest
-from ..data.stream import SequenceStream, Stream
-from ..estimate.bias import BiasCurve
-from ..estimate.decay import DecayFit, fit_decay
-from ..estimate.lag_profile import Array, LagProfile
-from ..estimate.resampling import Interval, Uncertainty
-from ..estimate.truncation import Outcome, TruncationDecision, check_tolerance, choose_truncation
-from ..measure.lag_probe import probe_segment
-from ..measure.sampling import alive_rows, check_reached, draw_segment
-from ..model.losses import CountLosses, default_count
-from ..model.recurrent import LossFn, Recurrent, as_recurrent
-from ..truncate.gauges import Gauge, PaperGauge
-from ..truncate.remedies import slow_part
-from .stability_verdict import Stability, classify
+from ..data.stream import Stream
+from ..estimate.level_bias import LevelCurve, level_bias
+from ..estimate.level_sums import LevelSums, levels_up_to
+from ..estimate.unbiased_norms import groups_needed
+from ..measure.sampling import LagRequest, LevelRequest, Source
+from ..model.checks import look, refuse_single_losses
+from ..model.objective import CountLosses, Objective
+from ..model.recurrent import LossFn, Recurrent
+from ..truncate.gauges import PaperGauge
+from .bias_check import GROUPS, SIZE
+from .sampling import Sampling, as_stream
+from .window_cost import window_costs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+PILOT = 8  # windows that tell how many are needed
+PRECISION = 0.08  # aimed at: half the width of an interval, relative to a bias above NOTABLE
+NOTABLE = 0.05  # a smaller bias need not be known as precisely
+
+
+class Row(NamedTuple):
+    """What a loop with some context misses.
+
+    Attributes:
+        losses: steps of a window that carry a loss.
+        context: steps before them that the gradient also flows through; 0 is the detach loop.
+        bias: relative bias of the gradient; NaN where noise hides it.
+        low: lower limit.
+        high: upper limit.
+        cost: time of a forward and backward pass, relative to the loop without context.
+        bound: the paper's bound on the bias of a single loss; None unless asked for.
+    """
+
+    losses: int
+    context: int
+    bias: float
+    low: float
+    high: float
+    cost: float
+    bound: float | None = None
 
 
 @dataclass(frozen=True)
@@ -37,220 +62,320 @@ class Diagnosis:
     """What `diagnose` found; print it, turn it into a dict, or draw it.
 
     Attributes:
-        profile: the measured norms.
-        bias: the bounds for every k, with the decay fit they rest on.
-        decisions: one per delta, in the order asked for.
-        uncertainty: intervals over resampled losses; None with a single sample.
-        stability: which notion of decay the model satisfies.
-        component_beta: decay rate of each part of the state.
-        norms: `(lags, samples)`, what the gauge fitted where that is not the state's norms.
+        rows: one per context; the first is your loop as it is.
+        recommendation: what to do, in a sentence.
+        curve: the measured bias behind the rows.
+        delta: the bias that the recommendation tolerates.
+        notes: what a reader should know before trusting the table.
+        seconds: how long the measurement took.
     """
 
-    profile: LagProfile = field(repr=False)
-    bias: BiasCurve
-    decisions: tuple[TruncationDecision, ...]
-    uncertainty: Uncertainty | None
-    stability: Stability
-    component_beta: dict[str, float]
-    norms: Array | None = field(default=None, repr=False)
-
-    @property
-    def fitted(self) -> Array:
-        """`(lags, samples)`: the norms whose decay was fitted."""
-        return self.profile.measured if self.norms is None else self.norms
-
-    @property
-    def fit(self) -> DecayFit:
-        """The fitted decay."""
-        return self.bias.fit
-
-    @property
-    def notes(self) -> list[str]:
-        """What a reader should know before trusting the table."""
-        notes = []
-        if self.profile.samples < 16:  # arbitrary: fewer give intervals too wide to use
-            notes.append(f"only {self.profile.samples} losses were sampled; ask for more samples")
-        if self.fit.tail == "underflow":
-            notes.append(
-                f"the gradient falls below the number format after lag {self.fit.last}; the decay "
-                f"is fitted on lags {self.fit.tau} to {self.fit.last}"
-            )
-        if self.fit.tail == "zero":
-            notes.append(f"the gradient is exactly zero from lag {self.fit.tau} on")
-        for d in self.decisions:
-            if d.outcome not in (Outcome.MET, Outcome.MET_AT_MINIMUM) and d.message not in notes:
-                notes.append(d.message)
-        slow = slow_part(self.profile, self.fit.beta)
-        if slow is not None:
-            notes.append(slow)
-        if len(self.component_beta) > 1:
-            slowest = max(self.component_beta, key=lambda name: self.component_beta[name])
-            notes.append(
-                f"slowest part of the state: {slowest}, beta={self.component_beta[slowest]:.4g}"
-            )
-        return notes
+    rows: tuple[Row, ...]
+    recommendation: str
+    curve: LevelCurve = field(repr=False)
+    delta: float
+    notes: tuple[str, ...]
+    seconds: float
 
     def __str__(self) -> str:
-        u = self.uncertainty
-        head = (
-            f"beta = {self.fit.beta:.4f}{_span(u.beta if u else None, '.4f')} "
-            f"from lag {self.fit.tau} on; {self.profile.samples} losses, window "
-            f"{self.profile.lags}, {'training' if self.profile.train else 'eval'} mode"
-        )
-        rows = [("delta", "K", f"{u.level:.0%}" if u else "", "bound", "outcome")]
-        for d in self.decisions:
-            interval = _span(u.k[d.delta] if u else None, ".0f")
-            bound = f"{d.relative_bias:.3g}"
-            rows.append((f"{d.delta:g}", f"{d.k}", interval, bound, d.outcome.value))
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        table = [
-            "  ".join([*(cell.rjust(w) for cell, w in zip(row, widths, strict=False)), row[4]])
-            for row in rows
+        head = ["context", "misses", f"{self.curve.level:.0%} interval", "cost"]
+        bounds = any(row.bound is not None for row in self.rows)
+        table = [(*head, "paper's bound", "") if bounds else (*head, "")]
+        for row in self.rows:
+            cells = [str(row.context), *_shares(row), f"{row.cost:.2f} x"]
+            if bounds:
+                cells.append("" if row.bound is None else f"{row.bound:.3g}")
+            table.append((*cells, "your loop as it is" if row.context == 0 else ""))
+        widths = [max(len(row[i]) for row in table) for i in range(len(table[0]) - 1)]
+        lines = [
+            "  ".join([*(c.rjust(w) for c, w in zip(row, widths, strict=False)), row[-1]]).rstrip()
+            for row in table
         ]
+        title = (
+            f"windows of {self.curve.losses} losses; share of the gradient that is missed, against "
+            f"{self.curve.lags} steps of context"
+        )
         notes = [f"note: {text}" for text in self.notes]
-        return "\n".join([head, *table, self.stability.verdict, *notes])
+        return "\n".join([title, *lines, self.recommendation, *notes])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers and strings, ready for JSON; infinite bounds become None."""
-        intervals = self.uncertainty
+        """Return plain numbers and strings, ready for JSON; what is not known becomes None."""
+
+        def plain(value: Any) -> Any:
+            return None if isinstance(value, float) and not math.isfinite(value) else value
+
         return {
-            "beta": self.fit.beta,
-            "beta_interval": intervals and list(intervals.beta),
-            "tau": self.fit.tau,
-            "lags": self.profile.lags,
-            "samples": self.profile.samples,
-            "train": self.profile.train,
-            "mean": self.fitted.mean(axis=1).tolist(),
-            "component_beta": dict(self.component_beta),
-            "choices": [
-                {
-                    "delta": d.delta,
-                    "k": d.k,
-                    "k_interval": intervals and list(intervals.k[d.delta]),
-                    "relative_bias": d.relative_bias if math.isfinite(d.relative_bias) else None,
-                    "met": d.outcome.met,
-                    "outcome": d.outcome.value,
-                    "message": d.message,
-                }
-                for d in self.decisions
-            ],
-            "stability": self.stability.verdict,
-            "jacobian_norm": self.stability.jacobian_norm,
-            "notes": self.notes,
+            "rows": [{k: plain(v) for k, v in row._asdict().items()} for row in self.rows],
+            "recommendation": self.recommendation,
+            "losses": self.curve.losses,
+            "lags": self.curve.lags,
+            "samples": self.curve.samples,
+            "level": self.curve.level,
+            "tail": plain(self.curve.tail),
+            "seconds": self.seconds,
+            "notes": list(self.notes),
         }
 
     def figure(self, path: str | Path | None = None) -> Figure:
-        """Draw the decay curve with the chosen K; save it where a path is given."""
-        from .figures import decay_figure
+        """Draw bias against context and against cost; save it where a path is given."""
+        from .figures import bias_figure
 
-        return decay_figure(self.profile, self.fit, self.decisions, path, norms=self.norms)
+        return bias_figure(self.rows, self.curve, path)
 
 
 def diagnose(
     model: nn.Module | Recurrent,
     loss_fn: LossFn,
-    stream: Stream | tuple[Nest, Nest],
-    deltas: float | Sequence[float] = (0.9, 0.5, 0.1),
-    lags: int = 400,
+    data: Stream | tuple[Nest, Nest],
+    losses: int = defaults.LOSSES,
     *,
-    burn_in: int = 20,
-    samples: int = 64,
-    k_min: int = 1,
-    k_max: int | None = None,
-    gauge: Gauge | None = None,
-    train: bool | None = None,
-    level: float = 0.95,
-    seed: int = 0,
-    batch_first: bool | None = None,
-    state_batch_dim: int | None = None,
+    delta: float = defaults.DELTA,
+    lags: int | None = None,
+    seconds: float = defaults.SECONDS,
+    segments: int | None = None,
+    bound: bool = False,
     count_losses: CountLosses | None = None,
+    sampling: Sampling | None = None,
+    show: bool = True,
 ) -> Diagnosis:
-    """Measure the decay on random segments and say which K each delta needs.
+    """Measure how much of the gradient a training loop misses, and what more context would cost.
+
+    For windows of `losses` steps that carry a loss, every context (0 and powers of two) gets a row:
+    the relative bias of the gradient with its interval, and the time of a window relative to the
+    plain detach loop. One pass measures all contexts, for any module.
 
     Args:
-        model: any recurrent module; see `adaptive_tbptt.model`.
-        loss_fn: `loss_fn(outputs, targets)`, a mean over time and batch.
-        stream: the data, or a pair `(inputs, targets)` laid out as the model takes it.
-        deltas: tolerated relative biases.
-        lags: number of lags to measure.
-        burn_in: steps that warm the state up before the window; 20 as in the release.
-        samples: at least so many losses are sampled, a whole batch at a time.
-        k_min: smallest K to choose.
-        k_max: largest K to choose; None is the window.
-        gauge: how the relative bias is estimated; None is the printed paper's.
-        train: mode of the model, as in `probe`.
-        level: coverage of the intervals.
-        seed: of the segments and the bootstrap.
-        batch_first: layout of the model, as in `probe`.
-        state_batch_dim: as in `probe`.
+        model: any recurrent module, at the parameters and in the mode to be diagnosed.
+        loss_fn: `loss_fn(outputs, targets)`. A loss that is no mean over time (normalised over the
+            window, say) is measured as you train with it.
+        data: a stream, or a pair `(inputs, targets)` laid out as the model takes it.
+        losses: steps per window of your loop; 1 asks about single losses, as the paper does.
+        delta: the bias that you tolerate; the recommendation meets it.
+        lags: longest context to compare with; None is 256, or less where the data are shorter.
+        seconds: what the measurement may take.
+        segments: windows to backpropagate, instead of `seconds`.
+        bound: also give the paper's bound, from norms of the state's gradient.
         count_losses: as in `AdaptiveTBPTT`, where targets are masked.
+        sampling: burn-in, mode, coverage and seed.
+        show: say on standard error how far it is, if it takes longer than two seconds.
 
+    Returns:
+        `.rows`, `.recommendation`, `.figure()`. The intervals cover what other windows of the same
+        data would change; what lies beyond `lags` is extrapolated and reported in a note.
+
+    >>> import torch
     >>> _ = torch.manual_seed(0)
-    >>> data = torch.randn(200, 16, 3), torch.randn(200, 16, 8)
-    >>> report = diagnose(nn.LSTM(3, 8), nn.functional.mse_loss, data, lags=60)
-    >>> [choice.k < 10 for choice in report.decisions]
-    [True, True, True]
+    >>> data = torch.randn(400, 16, 3), torch.randn(400, 16, 8)
+    >>> found = diagnose(nn.LSTM(3, 8), nn.functional.mse_loss, data, losses=10, lags=64)
+    >>> found.rows[0].context, found.rows[0].bias < 0.3
+    (0, True)
     """
-    recurrent = as_recurrent(model, batch_first=batch_first, state_batch_dim=state_batch_dim)
-    if not isinstance(stream, Stream):
-        stream = SequenceStream(*stream, batch_first=recurrent.batch_first)
-    k_max = lags if k_max is None else k_max
-    deltas = tuple(float(d) for d in np.atleast_1d(deltas))
-    if not deltas:
-        raise ValueError("deltas must name at least one tolerance, such as 0.1")
-    if lags < 2:
-        raise ValueError(f"lags must be at least 2 lags to see a decay, got {lags}")
-    for delta in deltas:
-        check_tolerance(delta, k_min, k_max)
-    gauge = PaperGauge() if gauge is None else gauge
-    generator = torch.Generator().manual_seed(seed)
-    count_losses = default_count(loss_fn) if count_losses is None else count_losses
-    profiles, alive = [], []
-    with preserve(recurrent.module):
-        for batch in range(math.ceil(samples / stream.rows)):
-            segment = draw_segment(stream, burn_in + lags, count_losses, generator)
-            torch.manual_seed(seed + batch)  # dropout of its own for every batch
-            profiles.append(
-                probe_segment(
-                    recurrent,
-                    loss_fn,
-                    segment,
-                    burn_in=burn_in,
-                    train=train,
-                    sketch=gauge.sketch,
-                    count_losses=count_losses,
-                )
-            )
-            alive.append(alive_rows(segment, count_losses, profiles[-1]))
-    profile = LagProfile.concatenate(profiles)
-    check_reached(profile, np.concatenate(alive))
-    bias = gauge.bias(profile)
-    uncertainty = None
-    if profile.samples > 1:
-        uncertainty = gauge.uncertainty(
-            profile, deltas, k_min=k_min, k_max=k_max, level=level, seed=seed
+    began = time.monotonic()
+    how = sampling or Sampling(level=defaults.LEVEL)
+    objective = Objective.of(model, loss_fn, count_losses)
+    stream = as_stream(data, objective.recurrent)
+    if losses < 1:
+        raise ValueError(f"losses must be at least 1 step, got {losses}")
+    if not 0.0 < delta < 1.0:
+        raise ValueError(f"delta must be in (0, 1), got {delta}: 0.1 tolerates a bias of 10 %")
+    lags = _fitting_lags(stream, lags, losses, how.burn_in)
+    source = how.source(objective, stream)
+    first = stream.random_segment(min(how.burn_in + lags + losses, _length(stream, lags)))
+    look(objective, first, stream)
+    if losses == 1:
+        refuse_single_losses(objective, first)
+    contexts = levels_up_to(lags)
+    request = LevelRequest(contexts, losses, PILOT, size=SIZE)
+    sums = _measure(source, request, how.level, (seconds, segments), show)
+    curve = level_bias(sums, how.level)
+    costs = window_costs(source, losses, contexts)
+    bounds: list[float | None] = [None] * len(contexts)
+    if bound:
+        profile, _ = LagRequest(lags, math.ceil(how.samples / stream.rows)).measure(source)
+        paper = PaperGauge().bias(profile)
+        bounds = [paper.relative_at(c) for c in contexts]
+    rows = tuple(
+        Row(losses, c, *(float(v) for v in values), b)
+        for c, *values, b in zip(
+            contexts, curve.estimate, curve.low, curve.high, costs, bounds, strict=True
         )
+    )[:-1]  # the longest context is what the others are compared with
     return Diagnosis(
-        profile=profile,
-        bias=bias,
-        decisions=tuple(choose_truncation(bias, delta=d, k_min=k_min, k_max=k_max) for d in deltas),
-        uncertainty=uncertainty,
-        stability=classify(recurrent, segment, bias.fit, burn_in=burn_in, seed=seed),
-        component_beta=_component_beta(profile, gauge),
-        norms=gauge.norms(profile) if gauge.sketch else None,
+        rows=rows,
+        recommendation=recommend(rows, curve, delta),
+        curve=curve,
+        delta=delta,
+        notes=tuple(_notes(curve, sums)),
+        seconds=time.monotonic() - began,
     )
 
 
-def _component_beta(profile: LagProfile, gauge: Gauge) -> dict[str, float]:
-    found = {}
-    for name, norms in profile.component_norms.items():
-        curve = np.nan_to_num(norms, nan=0.0).mean(axis=1)
-        try:
-            found[name] = fit_decay(curve, gauge.tau, gauge.method, floor=profile.floor).beta
-        except ValueError:  # this part's gradient dies before the fit begins
-            found[name] = 0.0
-    return found
+def _length(stream: Stream, lags: int) -> int:
+    return lags if stream.length is None else stream.length
 
 
-def _span(interval: Interval | None, form: str) -> str:
-    return "" if interval is None else f" [{interval[0]:{form}}, {interval[1]:{form}}]"
+def _fitting_lags(stream: Stream, lags: int | None, losses: int, burn_in: int) -> int:
+    """Return how far back to look; refuse more than the data hold."""
+    room = None if stream.length is None else stream.length - burn_in - losses
+    if room is not None and room < 1:
+        raise ValueError(
+            f"rows of {stream.length} steps are too short for a burn-in of {burn_in} and "
+            f"{losses} losses with any context: give longer rows, fewer losses, or less burn-in"
+        )
+    if lags is None:
+        return defaults.LAGS if room is None else min(defaults.LAGS, room)
+    if lags < 1 or (room is not None and lags > room):
+        raise ValueError(
+            f"lags must be in [1, {room}] for rows of {stream.length} steps, a burn-in of "
+            f"{burn_in} and {losses} losses, got {lags}"
+        )
+    return lags
+
+
+def _measure(
+    source: Source,
+    request: LevelRequest,
+    level: float,
+    budget: tuple[float, int | None],
+    show: bool,
+) -> LevelSums:
+    """Measure in two stages: a pilot tells how many windows the aimed precision needs.
+
+    The number of the second stage is fixed before it starts. Stopping as soon as an interval is
+    narrow would make intervals narrow by luck.
+    """
+    seconds, segments = budget
+    needed = groups_needed(level)
+    if segments is not None and segments < needed:
+        raise ValueError(
+            f"it takes at least {needed} segments to tell a gradient from noise at level "
+            f"{level:g}, got {segments}"
+        )
+    report = _Progress(show)
+    began = time.monotonic()
+    pilot = min(PILOT, segments or PILOT)
+    sums, _ = _sized(request, pilot).measure(source, progress=report)
+    if segments is None:
+        each = (time.monotonic() - began) / pilot
+        affordable = int((seconds - (time.monotonic() - began)) / max(each, 1e-9))
+        wanted = _wanted(level_bias(sums, level), pilot)
+        more = min(max(wanted - pilot, 0), affordable)
+        more = max(more, 2 * needed - pilot)  # fewer would not tell a gradient from noise
+    else:
+        more = segments - pilot
+    if more > 0:
+        report.done = pilot
+        rest, _ = _sized(request, more).measure(source, progress=report)
+        sums = LevelSums.concatenate([sums, rest])
+    report.close()
+    return sums
+
+
+def _sized(request: LevelRequest, segments: int) -> LevelRequest:
+    return LevelRequest(request.contexts, request.losses, segments, GROUPS, request.size)
+
+
+def _wanted(curve: LevelCurve, pilot: int) -> int:
+    """Return how many windows the precision aimed at needs, by what the pilot saw."""
+    if curve.hidden:
+        return 32 * pilot
+    notable = curve.estimate > NOTABLE
+    if not notable.any():
+        return 4 * pilot
+    widths = (curve.high - curve.low)[notable] / 2 / curve.estimate[notable]
+    return max(4 * pilot, math.ceil(pilot * (float(widths.max()) / PRECISION) ** 2))
+
+
+class _Progress:
+    """Say on standard error how far a measurement is, once it takes longer than two seconds."""
+
+    def __init__(self, show: bool) -> None:
+        self._show, self._began, self._said = show, time.monotonic(), False
+        self.done = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._show and time.monotonic() - self._began > 2.0 and sys.stderr.isatty():
+            self._said = True
+            text = f"\rmeasuring: window {self.done + done} of {self.done + total} "
+            print(text, end="", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self._said:
+            print("\r" + " " * 48 + "\r", end="", file=sys.stderr, flush=True)
+
+
+def recommend(rows: tuple[Row, ...], curve: LevelCurve, delta: float) -> str:
+    """Say in a sentence what to do about a loop."""
+    loop = rows[0]
+    if curve.hidden:
+        return (
+            f"Noise hides the gradient of {curve.samples} losses: give more rows, more data or "
+            "more seconds"
+        )
+    misses = f"misses {loop.bias:.0%} [{loop.low:.0%}, {loop.high:.0%}] of the gradient"
+    one = "A single loss truncated at its own step" if loop.losses == 1 else "Your loop"
+    steps = "" if loop.losses == 1 else f" with {loop.losses} steps"
+    if loop.high <= delta:
+        return f"{one}{steps} {misses}: it needs no context."
+    enough = next((r for r in rows[1:] if _stays_below(rows, r, delta)), None)
+    halved = next((r for r in rows[1:] if r.bias <= loop.bias / 2), None)
+    last = rows[-1]
+    if enough is None:
+        if last.low > delta or halved is None:
+            return (
+                f"{one}{steps} {misses}. No context up to {last.context} is shown to bring that "
+                f"below {delta:.0%}: at {last.context} it is {last.bias:.0%} "
+                f"[{last.low:.0%}, {last.high:.0%}] at {last.cost:.1f} times the cost."
+            )
+        return (
+            f"{one}{steps} {misses}; {_would(halved)}. Which context brings it below {delta:.0%} "
+            f"is left open by {curve.samples} losses."
+        )
+    if halved is None or halved.context >= enough.context:
+        return f"{one}{steps} {misses}; {_would(enough)}."
+    return (
+        f"{one}{steps} {misses}; {_would(halved)}, {enough.context} to {enough.bias:.0%} at "
+        f"{enough.cost:.1f} times."
+    )
+
+
+def _stays_below(rows: tuple[Row, ...], row: Row, delta: float) -> bool:
+    return all(r.high <= delta for r in rows if r.context >= row.context)
+
+
+def _would(row: Row) -> str:
+    return (
+        f"{row.context} steps of context would bring that to {row.bias:.0%} at {row.cost:.1f} "
+        "times the cost"
+    )
+
+
+def _shares(row: Row) -> tuple[str, str]:
+    if not math.isfinite(row.high):
+        return "?", "not resolved"
+    return f"{row.bias:.1%}", f"[{row.low:.1%}, {row.high:.1%}]"
+
+
+def _notes(curve: LevelCurve, sums: LevelSums) -> list[str]:
+    notes = []
+    if not curve.hidden:
+        notes.append(
+            f"the {curve.level:.0%} intervals cover the choice of windows: {curve.samples} losses "
+            f"in {sums.groups} groups"
+        )
+    if math.isinf(curve.tail) and not curve.hidden and len(curve.contexts) > 2:
+        notes.append(
+            f"the gradient has not decayed within {curve.lags} steps: what lies beyond them is not "
+            "part of these numbers; look further back with lags="
+        )
+    elif curve.tail > 0.01:
+        notes.append(
+            f"beyond {curve.lags} steps another {curve.tail:.1%} is left, by extrapolation; it is "
+            "not part of these numbers"
+        )
+    if sums.unreached:
+        names = ", ".join(sums.unreached[:5]) + (", ..." if len(sums.unreached) > 5 else "")
+        notes.append(f"no gradient reaches these parameters: {names}")
+    if not np.isfinite(curve.high).all() and not curve.hidden:
+        notes.append("some rows are not resolved: more seconds would help")
+    return notes

@@ -17,9 +17,8 @@ from ..data.nest import Nest, map_leaves
 from ..data.rows import join_rows, select_rows
 from ..data.segment import Segment, slice_steps, time_first
 from ..estimate.decay import DecayFit
-from ..model.pieces import advance
 from ..model.recurrent import Recurrent, as_recurrent
-from ..model.steps import unroll
+from ..model.running import advance, unroll
 from .contraction import _largest_inputs, _layers, contraction
 from .jacobian import jacobian_norms
 

@@ -1,7 +1,7 @@
 """The processes that train together: each has some of the rows, and all use the same K.
 
-`Ranks` is one process alone, for which everything here is trivial; `Distributed` is the processes
-of torch.distributed. What a step or a decision needs of all rows goes through them: the gradient
+`Alone` is one process, for which everything here is trivial; `Distributed` is the processes of
+torch.distributed. What a step or a decision needs of all rows goes through them: the gradient
 of a window, the lag norms of a probe, the mean loss. A rank with another K would wait for ever in
 a collective call, so the first rank's decisions are everyone's.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import importlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -43,33 +44,35 @@ Packed = list[list[Any]]
 """Steps and the leaves of their states, as a `Trajectory` saves them."""
 
 
-class Ranks:
-    """One process alone.
+class Ranks(ABC):
+    """The processes that train together. `Alone` is one, `Distributed` those of torch.distributed.
 
     Attributes:
         index: which one this is.
         count: how many there are.
     """
 
-    index = 0
-    count = 1
+    index: int
+    count: int
 
     @property
     def leads(self) -> bool:
         """Whether this process writes files and talks to the user."""
         return self.index == 0
 
+    @abstractmethod
     def deal(self, stream: Stream) -> Stream:
         """Return this rank's share of the rows of a stream."""
-        return stream
 
+    @abstractmethod
     def own_rows(self, rows: int) -> range:
         """Return which of all rows are this rank's."""
-        return range(rows)
 
+    @abstractmethod
     def begin(self, module: nn.Module) -> None:
         """Give every rank the parameters and buffers of the first."""
 
+    @abstractmethod
     def average(
         self, parameters: Iterable[Tensor], loss: Tensor, weight: float
     ) -> tuple[Tensor, float]:
@@ -78,38 +81,95 @@ class Ranks:
         Returns:
             The mean loss over all ranks and the number of losses in it.
         """
-        return loss, weight
 
+    @abstractmethod
     def total(self, values: Sequence[float]) -> list[float]:
         """Return the sums of some numbers over all ranks."""
-        return list(values)
 
+    @abstractmethod
+    def total_array(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the sum of an array over all ranks."""
+
+    @abstractmethod
     def any(self, flags: Sequence[bool]) -> list[bool]:
         """Return which flags any rank has raised."""
-        return list(flags)
 
+    @abstractmethod
     def share(self, value: Any) -> Any:
         """Return the first rank's value."""
-        return value
 
+    @abstractmethod
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, in order."""
-        return [value]
 
+    @abstractmethod
     def join(self, packed: Packed, recurrent: Recurrent) -> Packed:
         """Put the rows of all ranks' states side by side."""
-        return packed
 
+    @abstractmethod
     def join_profiles(
-        self, profile: LagProfile | None, alive: Flags, weight: float
+        self, profile: LagProfile | None, alive: Flags, count: float
     ) -> tuple[LagProfile, Flags]:
         """Join what the ranks probed: one column per row of the whole batch.
 
         Args:
             profile: of this rank's rows; None where all their targets are masked.
             alive: `(rows,)`, from `alive_rows`.
-            weight: how many losses this rank's last step held.
+            count: how many losses this rank's last step held.
         """
+
+
+class Alone(Ranks):
+    """One process: everything is its own."""
+
+    index = 0
+    count = 1
+
+    def deal(self, stream: Stream) -> Stream:
+        """Return the stream."""
+        return stream
+
+    def own_rows(self, rows: int) -> range:
+        """Return all rows."""
+        return range(rows)
+
+    def begin(self, module: nn.Module) -> None:
+        """Nothing is to be shared."""
+
+    def average(
+        self, parameters: Iterable[Tensor], loss: Tensor, weight: float
+    ) -> tuple[Tensor, float]:
+        """Return the loss as it is."""
+        return loss, weight
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """Return the numbers."""
+        return list(values)
+
+    def total_array(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the array."""
+        return values
+
+    def any(self, flags: Sequence[bool]) -> list[bool]:
+        """Return the flags."""
+        return list(flags)
+
+    def share(self, value: Any) -> Any:
+        """Return the value."""
+        return value
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the one value."""
+        return [value]
+
+    def join(self, packed: Packed, recurrent: Recurrent) -> Packed:
+        """Return the states."""
+        return packed
+
+    def join_profiles(
+        self, profile: LagProfile | None, alive: Flags, count: float
+    ) -> tuple[LagProfile, Flags]:
+        """Return the profile."""
         assert profile is not None
         return profile, alive
 
@@ -196,6 +256,13 @@ class Distributed(Ranks):
         """Return the sums of some numbers over all ranks."""
         return self._sum(values, _device())
 
+    def total_array(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the sum of an array over all ranks."""
+        tensor = torch.from_numpy(values).to(_device())
+        with _together():
+            dist.all_reduce(tensor, group=self._group)
+        return np.asarray(tensor.cpu().numpy())
+
     def any(self, flags: Sequence[bool]) -> list[bool]:
         """Return which flags any rank has raised."""
         return [value > 0.0 for value in self._sum([float(f) for f in flags], _device())]
@@ -232,10 +299,10 @@ class Distributed(Ranks):
         return joined
 
     def join_profiles(
-        self, profile: LagProfile | None, alive: Flags, weight: float
+        self, profile: LagProfile | None, alive: Flags, count: float
     ) -> tuple[LagProfile, Flags]:
         """Join what the ranks probed: one column per row of the whole batch."""
-        found = self.gather((profile, alive, weight))
+        found = self.gather((profile, alive, count))
         rows = sum(len(a) for _, a, _ in found)
         whole = sum(w for _, _, w in found)
         like = next(p for p, _, _ in found if p is not None)
@@ -250,7 +317,7 @@ class Distributed(Ranks):
 def present_ranks() -> Ranks:
     """Return the processes of torch.distributed where it is initialised, else this one alone."""
     started = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    return Distributed() if started else Ranks()
+    return Distributed() if started else Alone()
 
 
 @contextmanager

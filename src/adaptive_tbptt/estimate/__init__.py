@@ -1,19 +1,23 @@
-"""From measured norms to a truncation length, on arrays alone: nothing here imports torch."""
+"""From measurements to a truncation length, on arrays alone: nothing here imports torch."""
 
+from . import theory
 from .bias import BiasCurve, bias_bound
-from .contributions import Contributions
 from .decay import DecayFit, fit_decay
 from .lag_profile import LagProfile
-from .measured_curve import MeasuredCurve, measured_bias
+from .level_bias import LevelCurve
+from .level_sums import LevelSums, levels_up_to
+from .outcome import Limits, Outcome, TruncationDecision
 from .resampling import Uncertainty, bootstrap
-from .truncation import Outcome, TruncationDecision, choose_truncation
+from .truncation import Curve, choose_truncation
 
 __all__ = [
     "BiasCurve",
-    "Contributions",
+    "Curve",
     "DecayFit",
     "LagProfile",
-    "MeasuredCurve",
+    "LevelCurve",
+    "LevelSums",
+    "Limits",
     "Outcome",
     "TruncationDecision",
     "Uncertainty",
@@ -21,5 +25,6 @@ __all__ = [
     "bootstrap",
     "choose_truncation",
     "fit_decay",
-    "measured_bias",
+    "levels_up_to",
+    "theory",
 ]

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .decay import DecayFit
+from .outcome import Limits, Outcome
 
 Array = NDArray[np.float64]
 
@@ -25,13 +26,11 @@ class BiasCurve:
         log_absolute: `(lags + 1,)`, log E(k), in units of M.
         log_relative: `(lags + 1,)`, log Delta(k); +inf where there is no bound.
         fit: the decay that the tail rests on.
-        hidden: whether noise hides the gradient, so that more samples may help.
     """
 
     log_absolute: Array = field(repr=False)
     log_relative: Array = field(repr=False)
     fit: DecayFit
-    hidden: bool = field(default=False, kw_only=True)
 
     @property
     def lags(self) -> int:
@@ -49,7 +48,7 @@ class BiasCurve:
         return _exp(self.log_relative)
 
     def relative_at(self, k: int) -> float:
-        """Return Delta(k) for any k; beyond the window it falls as the fitted decay does."""
+        """Return Delta(k) for any k; beyond the measured lags it falls as the fitted decay does."""
         if k < 0:
             raise ValueError(f"k is a number of lags, got {k}")
         beyond = max(k - self.lags, 0)
@@ -57,6 +56,63 @@ class BiasCurve:
         if beyond and math.isfinite(log_value):
             log_value += beyond * self.fit.log_beta
         return float(_exp(np.asarray(log_value)))
+
+    @property
+    def beta(self) -> float:
+        """The fitted decay rate."""
+        return self.fit.beta
+
+    @property
+    def tau(self) -> int:
+        """The first lag of the fit."""
+        return self.fit.tau
+
+    def smallest_k(self, delta: float, k_min: int, k_max: int) -> int:
+        """Return the smallest k >= k_min whose bound is below delta; k_max + 1 for none."""
+        log_beta = np.array([self.fit.log_beta])
+        return int(smallest_k(self.log_relative[:, None], log_beta, delta, k_min, k_max)[0])
+
+    def choose(self, limits: Limits) -> tuple[int, Outcome]:
+        """Return the smallest k within the limits that meets delta, or k_max and why none does."""
+        k_min, k_max = limits.k_min, limits.k_max
+        if not self.fit.decays:
+            return k_max, Outcome.NO_DECAY
+        if not np.isfinite(self.relative).any():
+            return k_max, Outcome.NO_BOUND
+        k = self.smallest_k(limits.delta, k_min, k_max)
+        if k > k_max:
+            return k_max, Outcome.BEYOND_MAXIMUM
+        if k == k_min < k_max:
+            return k, Outcome.MET_AT_MINIMUM
+        return k, Outcome.WINDOW_TOO_SHORT if k > self.fit.tau else Outcome.MET
+
+    def explain(self, k: int, outcome: Outcome, limits: Limits) -> str:
+        """Say in a sentence what `choose` found."""
+        fit, delta, k_max = self.fit, limits.delta, limits.k_max
+        bound = self.relative_at(k)
+        if outcome is Outcome.MET:
+            return f"k={k} meets delta={delta:g} with a bound of {bound:.3g}"
+        if outcome is Outcome.MET_AT_MINIMUM:
+            return f"delta={delta:g} is met already at k_min={k}, with a bound of {bound:.3g}"
+        if outcome is Outcome.WINDOW_TOO_SHORT:
+            return (
+                f"k={k} meets delta={delta:g}, but past tau={fit.tau}, where the bound rests on "
+                "the fitted decay alone; measure more lags"
+            )
+        if outcome is Outcome.NO_DECAY:
+            return (
+                f"the gradient does not decay (beta={fit.rate} >= 1 from lag {fit.tau} on), so "
+                f"no k meets delta={delta:g}; using {k_max}"
+            )
+        if outcome is Outcome.NO_BOUND:
+            return (
+                "the relative bias has no bound: what is cut outweighs what is kept at every k "
+                f"that was measured (beta={fit.rate}), so no k meets delta={delta:g}; using {k_max}"
+            )
+        far = 100 * k_max  # arbitrary: how far to look for the k that would do
+        first = self.smallest_k(delta, 1, far)
+        where = f"; {first} would" if first <= far else ""
+        return f"no k up to {k_max} meets delta={delta:g}{where}; using {k_max}"
 
 
 def bias_bound(phi: ArrayLike, fit: DecayFit, gradient_norms: ArrayLike | None = None) -> BiasCurve:
@@ -75,7 +131,7 @@ def bias_bound(phi: ArrayLike, fit: DecayFit, gradient_norms: ArrayLike | None =
         gradient_norms: `(lags + 1,)`, ||E g_k|| in units of M, or a stand-in for it. None takes
             the sums of phi and the max over k <= K, as printed: a heuristic, since the triangle
             inequality makes the sums an upper bound of what they replace. Given, every k of the
-            window is used; the authors' release gives `LagProfile.cumulative_norms`.
+            measured lag is used; the authors' release gives `LagProfile.cumulative_norms`.
 
     >>> from adaptive_tbptt import fit_decay
     >>> phi = 0.5 ** np.arange(11.0)
@@ -142,6 +198,29 @@ def log_bounds(
     bounded = denominator > 0.0
     log_denominator = _log(np.where(bounded, denominator, 1.0)) + unit
     return log_absolute, np.where(bounded, log_absolute - log_denominator, np.inf)
+
+
+def smallest_k(
+    log_relative: Array, log_beta: Array, delta: float, k_min: int, k_max: int
+) -> NDArray[np.int64]:
+    """Return the smallest k >= k_min that meets delta, for many curves; k_max + 1 for none.
+
+    Beyond the measured lags the bound falls as the fitted decay does.
+
+    Args:
+        log_relative: `(lags + 1, curves)`, nonincreasing in k.
+        log_beta: `(curves,)`.
+        delta: the tolerance.
+        k_min: smallest k to return.
+        k_max: largest k of interest.
+    """
+    lags = len(log_relative) - 1
+    beyond = np.arange(1, max(k_max - lags, 0) + 1)[:, None]
+    with np.errstate(invalid="ignore"):  # inf - inf, where there is no bound
+        further = log_relative[-1] + beyond * np.minimum(log_beta, 0.0)
+    met = np.vstack([log_relative, further]) < math.log(delta)
+    first = np.where(met.any(axis=0), met.argmax(axis=0), k_max + 1)
+    return np.minimum(np.maximum(first, k_min), k_max + 1)
 
 
 def _log(values: Array) -> Array:

@@ -27,6 +27,7 @@ Average = Literal["before", "after"]
 
 
 Tail = Literal["measured", "underflow", "zero"]
+QUANTILE = 0.9  # of the slopes, for method 'quantile'; arbitrary
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,6 @@ class DecayFit:
         stderr: standard error of the least-squares slope (NaN with two lags, or other methods).
         method: 'ols', 'max' or 'quantile'.
         tail: what lies beyond `last`: nothing ('measured'), underflow, or true zeros.
-        alpha: 1 - alpha is the quantile of method 'quantile'.
-        pairs: which pairs of lags 'max' and 'quantile' compare.
-        average: whether samples were averaged before or after the logarithm.
     """
 
     beta: float
@@ -55,9 +53,6 @@ class DecayFit:
     stderr: float
     method: Method = "ols"
     tail: Tail = "measured"
-    alpha: float = 0.1
-    pairs: Pairs = "all"
-    average: Average = "before"
 
     @property
     def decays(self) -> bool:
@@ -77,22 +72,15 @@ def fit_decay(
     tau: int | float = 0.9,
     method: Method = "ols",
     *,
-    alpha: float = 0.1,
-    pairs: Pairs = "all",
-    average: Average = "before",
     floor: float | None = None,
 ) -> DecayFit:
     """Fit log E phi_k = const + k log beta on the lags [tau, end].
 
     Args:
         phi: `(lags,)` norms, or `(lags, samples)`; row k is lag k.
-        tau: an int is a lag, a float a fraction of the window.
+        tau: an int is a lag, a float a fraction of the lags.
         method: 'ols' is the least-squares slope (Eq. ols_estimate_beta), 'max' the largest slope
-            between two lags (Eq. max_estimate_beta), 'quantile' the (1 - alpha) quantile of those
-            slopes.
-        alpha: arbitrary default 0.1; only for 'quantile'.
-        pairs: 'all' compares all pairs of lags, 'tau' only each lag with tau (the release).
-        average: 'before' fits log E phi (the paper), 'after' fits E log phi over the samples.
+            between two lags (Eq. max_estimate_beta), 'quantile' the 0.9 quantile of those slopes.
         floor: norms below it are underflow, not measurements. None looks for the floor of float32
             or float64 at the end of the curve.
 
@@ -102,7 +90,8 @@ def fit_decay(
         true zeros: beta is 0, if they fill at least half of the lags to be fitted.
 
     Choosing tau: it must lie past the lags where the curve still bends. The paper uses 0.9 of the
-    window and saw little change once it was large enough; the release uses 0.8 for the copy task.
+    measured lags and saw little change once it was large enough; the release uses 0.8 for the copy
+    task.
 
     Choosing a method: 'ols' averages the noise out and is the paper's choice in practice; 'max' is
     the cautious one and is decided by the single worst pair of lags.
@@ -111,9 +100,9 @@ def fit_decay(
     >>> round(fit.beta, 12), fit.tau, fit.lags
     (0.8, 90, 11)
     """
-    curve = _curve(phi, average)
+    curve = _curve(phi)
     end = len(curve) - 1
-    _check_options(tau, end, method, alpha, pairs, average)
+    _check_options(tau, end, method)
     last, tail = resolve(curve, floor)
     asked = _first_lag(tau, end)
     if tail == "zero" and 2 * (end - last) > end - asked:
@@ -129,7 +118,7 @@ def fit_decay(
         lags = fitted_lags(curve, min(start, last - 1), last)
         log_phi = np.log(curve[lags])
         start = int(lags[0])
-        slope = float(slopes(lags, log_phi[:, None], method, alpha=alpha, pairs=pairs)[0])
+        slope = float(slopes(lags, log_phi[:, None], method)[0])
         stderr = _stderr(lags, log_phi, slope) if method == "ols" else math.nan
     return DecayFit(
         beta=math.exp(min(slope, 700.0)),  # exp(700) is about the largest that float64 holds
@@ -140,9 +129,6 @@ def fit_decay(
         stderr=stderr,
         method=method,
         tail=tail,
-        alpha=alpha,
-        pairs=pairs,
-        average=average,
     )
 
 
@@ -159,31 +145,20 @@ def fitted_lags(curve: Array, start: int, last: int) -> NDArray[np.int64]:
     return lags
 
 
-def slopes(
-    lags: NDArray[np.int64],
-    log_phi: Array,
-    method: Method,
-    *,
-    alpha: float = 0.1,
-    pairs: Pairs = "all",
-) -> Array:
+def slopes(lags: NDArray[np.int64], log_phi: Array, method: Method) -> Array:
     """Return the slope of each column of `log_phi` `(lags, curves)` by the given method."""
     if method == "ols":
         # The weighted mean of pair slopes with weights (k - k')^2 is the regression slope.
         centred = lags - lags.mean()
         return np.asarray(centred @ log_phi / (centred @ centred))
-    if pairs == "tau":
-        steps = (log_phi[1:] - log_phi[0]) / (lags[1:] - lags[0])[:, None]
-    elif method == "max":
+    if method == "max":
         # A slope between distant lags is a mean of the slopes in between, so the largest slope
         # over all pairs is one between neighbours.
         steps = np.diff(log_phi, axis=0) / np.diff(lags)[:, None]
-    else:
-        i, j = np.triu_indices(len(lags), k=1)
-        steps = (log_phi[j] - log_phi[i]) / (lags[j] - lags[i])[:, None]
-    if method == "max":
         return np.asarray(steps.max(axis=0))
-    return np.asarray(np.quantile(steps, 1.0 - alpha, axis=0))
+    i, j = np.triu_indices(len(lags), k=1)
+    steps = (log_phi[j] - log_phi[i]) / (lags[j] - lags[i])[:, None]
+    return np.asarray(np.quantile(steps, QUANTILE, axis=0))
 
 
 def resolve(curve: Array, floor: float | None = None) -> tuple[int, Tail]:
@@ -233,7 +208,7 @@ def _guess_floor(smallest: float) -> float:
     return 0.0
 
 
-def _curve(phi: ArrayLike, average: Average) -> Array:
+def _curve(phi: ArrayLike) -> Array:
     values = np.asarray(phi, dtype=np.float64)
     if values.ndim not in (1, 2) or values.shape[0] < 2:
         raise ValueError(
@@ -246,16 +221,7 @@ def _curve(phi: ArrayLike, average: Average) -> Array:
     if bad.any():
         lag = int(np.argwhere(bad)[0][0])
         raise ValueError(f"phi must be finite and not negative; it is not at lag {lag}")
-    if values.ndim == 1:
-        return values
-    if average == "before":
-        return np.asarray(values.mean(axis=1))
-    logs = np.log(values, out=np.full_like(values, -np.inf), where=values > 0.0)
-    seen = np.isfinite(logs)
-    count = seen.sum(axis=1)
-    total = np.where(seen, logs, 0.0).sum(axis=1)
-    # A sample that is exactly zero has no logarithm: it is left out of that lag's mean.
-    return np.where(count > 0, np.exp(total / np.maximum(count, 1)), 0.0)
+    return values if values.ndim == 1 else np.asarray(values.mean(axis=1))
 
 
 def _first_lag(tau: int | float, end: int) -> int:
@@ -271,23 +237,15 @@ def _stderr(lags: NDArray[np.int64], log_phi: Array, slope: float) -> float:
     return math.sqrt(float(residual @ residual) / (len(lags) - 2) / float(centred @ centred))
 
 
-def _check_options(
-    tau: int | float, end: int, method: str, alpha: float, pairs: str, average: str
-) -> None:
-    for name, value, allowed in (
-        ("method", method, ("ols", "max", "quantile")),
-        ("pairs", pairs, ("all", "tau")),
-        ("average", average, ("before", "after")),
-    ):
-        if value not in allowed:
-            raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
+def _check_options(tau: int | float, end: int, method: str) -> None:
+    allowed = ("ols", "max", "quantile")
+    if method not in allowed:
+        raise ValueError(f"method must be one of {', '.join(allowed)}; got {method!r}")
     if isinstance(tau, bool) or not isinstance(tau, Real):
         raise TypeError(f"tau must be an int (a lag) or a float (a fraction), got {tau!r}")
     if isinstance(tau, Integral) and not 0 <= tau < end:
         raise ValueError(f"tau must be a lag in [0, {end - 1}] for {end} lags, got {tau}")
     if not isinstance(tau, Integral) and not 0.0 <= tau < 1.0:
         raise ValueError(
-            f"tau must be a fraction in [0, 1) of the end, got {tau}; a lag is given as an int"
+            f"tau must be a fraction in [0, 1) of the lags, got {tau}; a lag is given as an int"
         )
-    if not 0.0 < alpha < 1.0:
-        raise ValueError(f"alpha must be in (0, 1), got {alpha}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .contributions import Contributions
 from .decay import resolve
 
 Array = NDArray[np.float64]
@@ -36,10 +36,9 @@ class LagProfile:
             the readout sees, is no part of it.
         floor: norms below it are not resolved by the number format of the gradients.
         train: whether the model was in training mode.
-        burn_in: steps that warmed the state up before the window.
+        burn_in: steps that warmed the state up before the first lag.
         last_squares: for each part of the state `(dims,)`, the mean square of every entry of the
             gradient at the last lag: where it survives.
-        contributions: what each lag contributes to the gradient of the parameters, if asked for.
     """
 
     state_norms: Array
@@ -49,7 +48,6 @@ class LagProfile:
     train: bool = False
     burn_in: int = 0
     last_squares: dict[str, Array] = field(default_factory=dict, repr=False)
-    contributions: Contributions | None = field(default=None, repr=False)
 
     @property
     def lags(self) -> int:
@@ -82,16 +80,15 @@ class LagProfile:
         """`(lags + 1,)`: lags whose mean fell below the floor of the number format."""
         return underflowed(self.mean, self.floor)
 
-    def brief(self, most: int = 101, norms: Array | None = None) -> dict[str, list[Any]]:
+    def brief(self, most: int = 101) -> dict[str, list[Any]]:
         """Return means in four digits at up to `most` evenly spaced lags, for a log.
 
         Lags that are not measured or not resolved are None.
 
         Args:
             most: number of lags.
-            norms: `(lags, samples)`, of the state where none are given.
         """
-        mean = self.mean if norms is None else norms.mean(axis=1)
+        mean = self.mean
         lags = np.unique(np.linspace(0, len(mean) - 1, min(most, len(mean))).round())
         mean = np.where((mean > 0.0) & ~underflowed(mean, self.floor), mean, np.nan)
         phi = [float(f"{mean[int(k)]:.4g}") for k in lags]
@@ -99,6 +96,23 @@ class LagProfile:
             "lags": [int(k) for k in lags],
             "phi": [value if np.isfinite(value) else None for value in phi],
         }
+
+    def slow_part(self, beta: float) -> str | None:
+        """Say where the gradient survives, if it falls by less than a factor of e over the lags."""
+        if beta < math.exp(-1.0 / self.lags) or not self.last_squares:
+            return None
+        shares = {name: float(squares.sum()) for name, squares in self.last_squares.items()}
+        total = sum(shares.values())
+        if not total > 0.0:
+            return None
+        name = max(shares, key=lambda part: shares[part])
+        squares = np.sort(self.last_squares[name])[::-1]
+        few = int(np.searchsorted(np.cumsum(squares), 0.9 * squares.sum()) + 1)
+        return (
+            f"beta={beta:.4g} hardly decays over {self.lags} lags: {shares[name] / total:.0%} of "
+            f"the squared gradient left there is in {name}, nine tenths of that in {few} of its "
+            f"{len(squares)} dimensions"
+        )
 
     def scaled(self, factor: float) -> LagProfile:
         """Return the profile of a loss that is `factor` times this one's."""
@@ -109,7 +123,6 @@ class LagProfile:
             cumulative_gradient=self.cumulative_gradient * factor,
             floor=self.floor * abs(factor),
             last_squares={name: s * factor**2 for name, s in self.last_squares.items()},
-            contributions=self.contributions and self.contributions.scaled(factor),
         )
 
     def silent(self, samples: int) -> LagProfile:
@@ -121,7 +134,6 @@ class LagProfile:
             component_norms=dict.fromkeys(self.component_norms, nothing),
             cumulative_gradient=np.zeros_like(self.cumulative_gradient),
             last_squares={name: np.zeros_like(s) for name, s in self.last_squares.items()},
-            contributions=self.contributions and self.contributions.silent(samples),
         )
 
     @staticmethod
@@ -131,9 +143,8 @@ class LagProfile:
             raise ValueError("expected at least one profile")
         first = profiles[0]
         if any(p.lags != first.lags for p in profiles):
-            raise ValueError("profiles to join must have the same window")
+            raise ValueError("profiles to join must have the same lags")
         weights = np.array([p.samples for p in profiles], dtype=np.float64)
-        parts = [p.contributions for p in profiles if p.contributions is not None]
 
         def average(values: Sequence[Array]) -> Array:
             return np.average(values, axis=0, weights=weights)
@@ -152,5 +163,4 @@ class LagProfile:
                 name: average([p.last_squares[name] for p in profiles])
                 for name in first.last_squares
             },
-            contributions=Contributions.concatenate(parts) if parts else None,
         )

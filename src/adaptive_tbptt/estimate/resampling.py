@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .bias import log_bounds
+from .bias import log_bounds, smallest_k
 from .decay import DecayFit, fitted_lags, slopes
-from .truncation import check_tolerance, smallest_k
+from .outcome import Limits
 
 Array = NDArray[np.float64]
 
@@ -81,7 +81,7 @@ def bootstrap(
     if not 0.0 < level < 1.0:
         raise ValueError(f"level must be in (0, 1), got {level}")
     for delta in deltas:
-        check_tolerance(delta, k_min, k_max)
+        Limits(delta, k_min, k_max)
     samples = phi.shape[1]
     draws = np.random.default_rng(seed).multinomial(
         samples, np.full(samples, 1 / samples), resamples
@@ -89,7 +89,7 @@ def bootstrap(
     means = phi @ draws.T / samples
     # In parts: all pairs of lags for all resamples at once would be gigabytes.
     parts = np.array_split(np.arange(resamples), max(1, resamples // 50))
-    log_beta = np.concatenate([_refit(phi, draws[i], means[:, i], fit) for i in parts])
+    log_beta = np.concatenate([_refit(phi, means[:, i], fit) for i in parts])
     norms = None if gradient_norms is None else np.asarray(gradient_norms, dtype=np.float64)
     _, log_relative = log_bounds(means, log_beta, fit.tau, norms)
     tails = [(1 - level) / 2, (1 + level) / 2]
@@ -111,18 +111,12 @@ def bootstrap(
     return Uncertainty(interval(beta), relative, ks, level, samples)
 
 
-def _refit(phi: Array, draws: NDArray[np.int64], means: Array, fit: DecayFit) -> Array:
+def _refit(phi: Array, means: Array, fit: DecayFit) -> Array:
     """Return the slope of every resample `(resamples,)`."""
     if fit.tail == "zero":
         return np.full(means.shape[1], -np.inf)
     lags = fitted_lags(phi.mean(axis=1), fit.tau, fit.last)
-    if fit.average == "after":
-        seen = phi[lags] > 0.0
-        logs = np.log(phi[lags], out=np.zeros_like(phi[lags]), where=seen)
-        log_curve = (logs @ draws.T) / np.maximum(seen @ draws.T, 1)
-    else:
-        curve = means[lags]
-        # A resample may by chance hold only samples that are zero at some lag: as if at the floor.
-        lowest = curve[curve > 0.0].min()
-        log_curve = np.log(np.maximum(curve, lowest))
-    return slopes(lags, log_curve, fit.method, alpha=fit.alpha, pairs=fit.pairs)
+    curve = means[lags]
+    # A resample may by chance hold only samples that are zero at some lag: as if at the floor.
+    lowest = curve[curve > 0.0].min()
+    return slopes(lags, np.log(np.maximum(curve, lowest)), fit.method)

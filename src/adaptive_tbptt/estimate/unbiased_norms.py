@@ -1,8 +1,8 @@
-"""||E v||^2 from noisy samples of v: the norm of a mean is biased upwards, this is not.
+"""||E v||^2 from noisy samples of v: the norm of a mean is biased upwards, this estimate is not.
 
 The square of a sum of independent vectors, less their own squares, holds only products of
-different ones, whose mean is ||E v||^2: a U-statistic. What the jackknife needs falls out on the
-way.
+different ones, whose mean is ||E v||^2: a U-statistic. Everything here works on the Gram matrix of
+the vectors, so it does not matter how long they are.
 """
 
 from __future__ import annotations
@@ -17,55 +17,38 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 
-BLOCKS = 16  # of the coordinates, to see how much a sketch of another seed would differ
-
-
 @dataclass(frozen=True)
 class SquaredMeans:
-    """Estimates of ||E v||^2, up to the same factor for all.
+    """Estimates of ||E v||^2.
 
     Attributes:
         value: `(...)`.
-        without_group: `(..., groups)`, with one group of samples left out.
-        without_block: `(..., blocks)`, with one block of coordinates left out.
-        pairs: what `value` is to be divided by.
+        without_group: `(..., groups)`, with one group of samples left out; for the jackknife.
     """
 
     value: Array
     without_group: Array
-    without_block: Array
-    pairs: float
 
 
-def squared_means(
-    vectors: NDArray[np.floating], sizes: NDArray[np.int64], blocks: int = BLOCKS
-) -> SquaredMeans:
-    """Estimate ||E v||^2 from sums over independent groups of samples.
+def squared_means(gram: Array, sizes: Array) -> SquaredMeans:
+    """Estimate ||E v||^2 from the inner products of sums over independent groups of samples.
 
     Args:
-        vectors: `(..., groups, m)`.
-        sizes: `(groups,)`, samples in each.
-        blocks: that m is split into; 1 where the vectors are no sketches.
+        gram: `(..., groups, groups)`, inner products of the groups' sums.
+        sizes: `(groups,)`, samples in each group.
     """
-    v = np.asarray(vectors)
-    blocks = min(blocks, v.shape[-1])
-    own, along = np.zeros((*v.shape[:-1], blocks)), np.zeros((*v.shape[:-1], blocks))
-    for i, part in enumerate(np.array_split(v, blocks, axis=-1)):
-        total = part.sum(axis=-2, dtype=np.float64).astype(v.dtype)
-        own[..., i] = np.einsum("...gm,...gm->...g", part, part)
-        along[..., i] = np.einsum("...gm,...m->...g", part, total)
-    by_block = (along - own).sum(axis=-2)
-    value = by_block.sum(axis=-1)
-    n = float(sizes.sum())
-    # One group alone has no pairs: its estimate is 0, which is what hidden by noise looks like.
-    pairs = max(n**2 - float((sizes.astype(float) ** 2).sum()), 1.0)
-    fewer = np.maximum(pairs - 2 * sizes * (n - sizes), 1.0)
-    without_group = (value[..., None] - 2 * (along - own).sum(axis=-1)) * (pairs / fewer)
-    without_block = (value[..., None] - by_block) * (blocks / max(blocks - 1, 1))
-    return SquaredMeans(value, without_group, without_block, pairs)
+    size = np.asarray(sizes, dtype=np.float64)
+    own = np.diagonal(gram, axis1=-2, axis2=-1)
+    across = gram.sum(axis=-1) - own  # of each group with all others
+    total = across.sum(axis=-1)
+    n = size.sum()
+    # One group alone has no pairs: its estimate is 0, which reads as 'hidden by noise'.
+    pairs = max(n**2 - float(size @ size), 1e-300)
+    fewer = np.maximum(pairs - 2 * size * (n - size), 1e-300)
+    return SquaredMeans(total / pairs, (total[..., None] - 2 * across) / fewer)
 
 
-def chance(vectors: NDArray[np.floating], flips: int = 2000, seed: int = 0) -> float:
+def chance(gram: Array, flips: int = 2000, seed: int = 0) -> float:
     """Return how often vectors without a mean would look as much like having one as these do.
 
     If the mean were zero, and the noise as likely to point one way as the other, every choice of
@@ -73,17 +56,16 @@ def chance(vectors: NDArray[np.floating], flips: int = 2000, seed: int = 0) -> f
     indifferent; a standard error is not.
 
     Args:
-        vectors: `(groups, m)`.
+        gram: `(groups, groups)`, inner products of the vectors.
         flips: random choices of signs.
         seed: of the choices.
     """
-    v = np.asarray(vectors, dtype=np.float64)
-    gram = v @ v.T
-    np.fill_diagonal(gram, 0.0)
-    signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(flips, len(v)))
+    across = np.array(gram, dtype=np.float64)
+    np.fill_diagonal(across, 0.0)
+    signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(flips, len(across)))
     signs[0] = 1.0  # the choice that was drawn counts as well
-    values = np.einsum("fg,fg->f", signs @ gram, signs)
-    return float((values >= gram.sum() * (1 - 1e-12)).mean())
+    values = np.einsum("fg,fg->f", signs @ across, signs)
+    return float((values >= across.sum() * (1 - 1e-12)).mean())
 
 
 def groups_needed(level: float) -> int:
@@ -94,16 +76,13 @@ def groups_needed(level: float) -> int:
     return max(2, math.ceil(1 - math.log2((1 - level) / 2)))
 
 
-def spread(*leave_one_out: Array) -> Array:
-    """Return the jackknife standard error, independent causes added up."""
-    total = 0.0
-    for values in leave_one_out:
-        n = values.shape[-1]
-        total = total + (n - 1) * values.var(axis=-1)
-    return np.sqrt(total)
+def jackknife_error(without_group: Array) -> Array:
+    """Return the standard error of an estimate, given it with each group left out in turn."""
+    groups = without_group.shape[-1]
+    return np.asarray(np.sqrt((groups - 1) * without_group.var(axis=-1)))
 
 
-def quantile(level: float, groups: int) -> float:
+def student_quantile(level: float, groups: int) -> float:
     """Return the quantile of Student's t with `groups - 1` degrees of freedom.
 
     Hill's expansion: from four degrees of freedom on right to a per cent, up to level 0.99.

@@ -1,4 +1,4 @@
-"""Truncated backpropagation in a person's own loop: windows of a stream, K chosen on the way."""
+"""Truncated backpropagation in a user's own loop: windows of a stream, K chosen on the way."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from dataclasses import asdict
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from .._torch.compiling import eager
-from ..data.segment import slice_steps
 from ..data.stream import Stream, require_stream
 from ..distributed.ranks import Ranks, present_ranks
 from ..errors import TruncationWarning
-from ..estimate.lag_profile import LagProfile
-from ..measure.lag_probe import probe_segment
-from ..measure.sampling import alive_rows, check_reached, draw_segment
-from ..model.losses import CountLosses, default_count, refuse_sums
-from ..model.recurrent import LossFn, Recurrent, as_recurrent
+from ..measure.plan import ProbePlan
+from ..measure.sampling import Evidence, Request, Source
+from ..model.checks import look
+from ..model.objective import CountLosses, Objective
+from ..model.recurrent import LossFn, Recurrent
+from ..truncate.bias_tolerance import BiasTolerance
 from ..truncate.controller import Controller, TruncationState
+from ..truncate.fixed import FixedTruncation
 from ..truncate.remedies import what_to_do
-from .carried_states import Trajectory
+from .carried_states import CarriedStates
 from .estimates import Estimate
-from .window import Window
-from .window_pass import window_forward
+from .window import Span, Tally, Window
 
 
 class Windows:
@@ -62,7 +61,8 @@ class AdaptiveTBPTT:
     Args:
         model: any recurrent module; see `adaptive_tbptt.model`.
         loss_fn: `loss_fn(outputs, targets)`, a mean over time and batch.
-        controller: `FixedTruncation`, `BiasTolerance`, or a wrapper around one.
+        controller: `FixedTruncation`, `BiasTolerance`, or a wrapper around one. A whole number is
+            `FixedTruncation(k)`, a fraction `BiasTolerance(delta)`.
         losses: K2, the steps of a window that carry a loss; None is `losses_per_k` times K. The
             window is K + K2 steps, so that every loss sees lags 0..K whatever K2 is.
         losses_per_k: K2 as a multiple of K, instead of `losses`; None is 1, the paper's choice.
@@ -82,13 +82,11 @@ class AdaptiveTBPTT:
             gradients, probes and K are those of all rows.
 
     Attributes:
-        recurrent: the model as it is used here.
-        control: what the controller has decided and remembers.
+        objective: model and loss as they are used here.
+        truncation: what the controller has decided and remembers.
         history: every estimate of K so far.
-        profile: what the last estimate measured; None before the first.
-        trained_steps: steps of data trained on, over all epochs.
-        probed_steps: steps of data probed.
-        reach: the largest lag that the first and the last loss of the newest window saw.
+        evidence: what the last estimate measured; None before the first.
+        probed_steps: steps of data that estimates measured on.
 
     Choosing `losses`: larger costs less per loss, smaller updates more often. The paper uses K.
 
@@ -108,7 +106,7 @@ class AdaptiveTBPTT:
         self,
         model: nn.Module | Recurrent,
         loss_fn: LossFn,
-        controller: Controller,
+        controller: Controller | float,
         *,
         losses: int | None = None,
         losses_per_k: float | None = None,
@@ -129,44 +127,74 @@ class AdaptiveTBPTT:
             raise ValueError(f"estimate_every must be at least 1 step, got {estimate_every}")
         if burn_in < 0:
             raise ValueError(f"burn_in must not be negative, got {burn_in}")
-        self.recurrent = as_recurrent(
-            model, batch_first=batch_first, state_batch_dim=state_batch_dim
+        self.objective = Objective.of(
+            model,
+            loss_fn,
+            count_losses,
+            batch_first=batch_first,
+            state_batch_dim=state_batch_dim,
         )
-        refuse_sums(loss_fn)
+        self.controller = as_controller(controller)
+        if self.controller.k_max == 0 and losses is None:
+            raise ValueError(
+                "a truncation length of 0 leaves a window no context: say how many losses it "
+                "carries, such as losses=35"
+            )
         self.ranks = present_ranks() if ranks is None else ranks
-        self.loss_fn, self.controller = loss_fn, controller
-        for module in self.modules:
+        for module in self.objective.modules:
             self.ranks.begin(module)
         self.losses, self.losses_per_k, self.overlap = losses, losses_per_k, overlap
         self.estimates_per_epoch, self.estimate_every = estimates_per_epoch, estimate_every
         self.burn_in = burn_in
-        self.count_losses = default_count(loss_fn) if count_losses is None else count_losses
-        self.truncation: TruncationState = controller.init()
+        self.truncation: TruncationState = self.controller.init()
         self.history: list[Estimate] = []
-        self.trained_steps = 0
+        self.evidence: Evidence | None = None
         self.probed_steps = 0
-        self.profile: LagProfile | None = None
-        self._since_estimate = 0
-        self._trajectory = Trajectory()
+        self._tally, self._carried = Tally(), CarriedStates()
+        self._plan: ProbePlan | None = None
+        self._looked = False
         self._stream: weakref.ref[Stream] | None = None
-        self.reach = (0, 0)
         self._generator = torch.Generator().manual_seed(seed)
+
+    @property
+    def recurrent(self) -> Recurrent:
+        """The model as it is used here."""
+        return self.objective.recurrent
+
+    @property
+    def loss_fn(self) -> LossFn:
+        """The loss."""
+        return self.objective.loss_fn
+
+    @property
+    def count_losses(self) -> CountLosses:
+        """How many losses some targets hold."""
+        return self.objective.count_losses
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The model, and the loss where it is a module: it may have parameters of its own."""
+        return self.objective.modules
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What training changes, each parameter once."""
+        return self.objective.parameters
+
+    @property
+    def trained_steps(self) -> int:
+        """Steps of data trained on, over all epochs."""
+        return self._tally.trained
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """The largest lag that the first and the last loss of the newest window saw."""
+        return self._tally.reach
 
     @property
     def k(self) -> int | None:
         """The truncation length in use; None before the first estimate."""
         return self.truncation.k
-
-    @property
-    def modules(self) -> list[nn.Module]:
-        """The model, and the loss where it is a module: it may have parameters of its own."""
-        loss = [self.loss_fn] if isinstance(self.loss_fn, nn.Module) else []
-        return [self.recurrent.module, *loss]
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """What training changes, each parameter once."""
-        return list(dict.fromkeys(p for module in self.modules for p in module.parameters()))
 
     @property
     def data_steps(self) -> int:
@@ -188,59 +216,38 @@ class AdaptiveTBPTT:
         require_stream(stream)
         return Windows(self, stream)
 
-    def estimate(self, stream: Stream) -> LagProfile:
-        """Probe random segments of the stream until the controller has chosen K."""
-        steps = self.burn_in + self.controller.lags
-        before, wants_more = self.truncation.decision, True
-        while wants_more:
-            self.profile = self._probe(self.ranks.deal(stream), steps)
-            self.truncation = self.ranks.share(
-                self.controller.update(self.truncation, self.profile)
-            )
-            self.probed_steps += steps
-            wants_more = self.truncation.wants_more
-        assert self.profile is not None
-        self._since_estimate = 0
-        decision = self.truncation.decision
-        if decision is not None and self.truncation.k is not None:
-            self.history.append(
-                Estimate(
-                    step=self.trained_steps,
-                    k=self.truncation.k,
-                    beta=decision.beta,
-                    relative_bias=decision.relative_bias,
-                    outcome=decision.outcome.name,
-                    message=decision.message,
-                )
-            )
-            news = before is None or before.outcome != decision.outcome
-            concern = what_to_do(self.profile, decision) if news and self.ranks.leads else None
+    @property
+    def request(self) -> Request | None:
+        """What the next estimate will measure; None where K is fixed."""
+        return self.controller.request(self.truncation, self.losses)
+
+    def estimate(self, stream: Stream) -> Evidence:
+        """Measure on random segments of the stream and let the controller choose K."""
+        request = self.request
+        if request is None:
+            raise ValueError(f"{self.controller} never estimates: K is fixed")
+        source = Source(
+            self.objective,
+            self.ranks.deal(stream),
+            self.burn_in,
+            self._generator,
+            processes=self.ranks if self.ranks.count > 1 else None,
+        )
+        evidence, self._plan = request.measure(source, self._plan)
+        before, self.evidence = self.truncation.decision, evidence
+        self.truncation = self.ranks.share(self.controller.update(self.truncation, evidence))
+        self.probed_steps += request.batches * (self.burn_in + request.steps)
+        self._tally.since_estimate = 0
+        estimate, decision = Estimate.of(self.truncation, self.trained_steps), None
+        if estimate is not None:
+            self.history.append(estimate)
+            decision = self.truncation.decision
+        news = decision is not None and (before is None or before.outcome != decision.outcome)
+        if decision is not None and news and self.ranks.leads:
+            concern = what_to_do(evidence, decision)
             if concern is not None:
                 warnings.warn(concern, TruncationWarning, stacklevel=3)
-        return self.profile
-
-    def _probe(self, stream: Stream, steps: int) -> LagProfile:
-        """Probe a random segment of every row, those of other processes included."""
-
-        def count_all(targets: Any) -> float:
-            return self.ranks.total([self.count_losses(targets)])[0]
-
-        segment = draw_segment(stream, steps, count_all, self._generator)
-        weight = self.count_losses(slice_steps(segment.targets, -1, None))
-        profile = None
-        if weight > 0:
-            profile = probe_segment(
-                self.recurrent,
-                self.loss_fn,
-                segment,
-                burn_in=self.burn_in,
-                sketch=self.controller.sketch,
-                count_losses=self.count_losses,
-            )
-        alive = alive_rows(segment, self.count_losses, profile)
-        whole, alive = self.ranks.join_profiles(profile, alive, weight)
-        check_reached(whole, alive)
-        return whole
+        return evidence
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on exactly; take it after a window's `backward`.
@@ -250,11 +257,11 @@ class AdaptiveTBPTT:
         """
         return {
             "control": self.truncation.to_dict(),
-            "trajectory": self._trajectory.state_dict(self.ranks, self.recurrent),
+            "trajectory": self._carried.state_dict(self.ranks, self.recurrent),
             "history": [asdict(e) for e in self.history],
             "trained_steps": self.trained_steps,
             "probed_steps": self.probed_steps,
-            "since_estimate": self._since_estimate,
+            "since_estimate": self._tally.since_estimate,
             "reach": self.reach,
             "generator": self._generator.get_state(),
         }
@@ -262,45 +269,62 @@ class AdaptiveTBPTT:
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on from a saved state; the stream's own must be loaded too."""
         self.truncation = TruncationState.from_dict(saved["control"])
-        self._trajectory.load_state_dict(saved["trajectory"])
+        self._carried.load_state_dict(saved["trajectory"])
         self.history = [Estimate(**e) for e in saved["history"]]
-        self.trained_steps = saved["trained_steps"]
+        self._tally = Tally(saved["trained_steps"], saved["since_estimate"], tuple(saved["reach"]))
         self.probed_steps = saved["probed_steps"]
-        self._since_estimate = saved["since_estimate"]
-        self.reach = tuple(saved["reach"])
         self._stream = None
         self._generator.set_state(saved["generator"].cpu())
 
     def _epoch(self, whole: Stream) -> Iterator[Window]:
+        """Yield the windows of one epoch: Algorithm 1, lines 2 to 8.
+
+        Before each window K is estimated if that is due. A window of K steps of context and K2
+        losses starts where the last one's losses ended, less K. It runs when its user asks for its
+        loss; here the cursor has moved on by then, so that a checkpoint inside the user's loop
+        resumes after the window. The state at the window's start comes from `_carried`, which
+        holds as much of the past as the largest K may need.
+
+        Args:
+            whole: the stream with the rows of all processes.
+        """
         same = self._stream is None or self._stream() is whole
         stream = self.ranks.deal(whole)
-        if stream.cursor == 0 or self._trajectory.is_empty:
-            self._trajectory.begin(stream.cursor)
-        elif not same or self._trajectory.newest > stream.cursor:
+        if stream.cursor == 0 or self._carried.is_empty:
+            self._carried.begin(stream.cursor)
+        elif not same or self._carried.newest > stream.cursor:
             raise self._not_of(stream)
         self._stream = weakref.ref(whole)
-        self._trajectory.open(self.recurrent, stream, self.ranks)
-        if self.controller.lags:
-            stream.reserve(self.burn_in + self.controller.lags)
+        self._carried.open(self.recurrent, stream, self.ranks)
+        request = self.request
+        if request is not None:
+            stream.reserve(self.burn_in + request.steps)
         reach = self.controller.k_max if self.overlap else 0
         while True:
             # Before the estimate, not after the window: a run that was resumed holds the same then.
-            self._trajectory.forget(max(stream.cursor - reach, 0))
-            stream.forget(self._trajectory.oldest)
+            self._carried.forget(max(stream.cursor - reach, 0))
+            stream.forget(self._carried.oldest)
             if stream.available(stream.cursor + 1) == stream.cursor:
                 break
             if self._stream is None or self._stream() is not whole:
                 raise self._not_of(stream)
-            if self._estimate_is_due(stream):
+            if request is not None and self._estimate_is_due(stream):
                 self.estimate(stream)
-            k = self.truncation.k
-            assert k is not None
-            first, losses = stream.cursor, self.losses_per_window(k)
-            start = max(first - k, self._trajectory.oldest) if self.overlap else first
-            stop = stream.available(first + losses)
-            stream.cursor = stop  # before the yield: a checkpoint inside the loop goes on after it
-            yield Window(self, stream, k, start, first, stop, losses)
+            span = self._next_span(stream)
+            if not self._looked:
+                self._looked = True
+                look(self.objective, stream.segment(span.first, span.stop), stream)
+            stream.cursor = span.stop
+            yield Window(span, self.objective, stream, self._carried, self._tally, self.ranks)
         stream.rewind()
+
+    def _next_span(self, stream: Stream) -> Span:
+        """Return where the window at the stream's cursor lies."""
+        k = self.truncation.k
+        assert k is not None  # an estimate was due otherwise
+        first, planned = stream.cursor, self.losses_per_window(k)
+        start = max(first - k, self._carried.oldest) if self.overlap else first
+        return Span(k, start, first, stream.available(first + planned), planned)
 
     def _not_of(self, stream: Stream) -> ValueError:
         return ValueError(
@@ -309,33 +333,7 @@ class AdaptiveTBPTT:
             "its own for each"
         )
 
-    def _run(self, window: Window, stream: Stream) -> Tensor:
-        """Forward pass of a window; notes where the next ones may start."""
-        state = self._trajectory.at(window.start, self.recurrent, stream)
-        context = window.first - window.start
-        # If K stays, the next window starts here; inside the context its state falls out.
-        following = window.stop - (window.k if self.overlap else 0) - window.start
-        marks = [following] if 0 < following < context else []
-        # Only windows of full size repeat, so the others are not worth a compilation.
-        full = window.steps == window.losses and context in (0, window.k)
-        segment = stream.segment(window.start, window.stop)
-        if self.ranks.count > 1:  # a checkpoint will join the rows of all
-            self.recurrent.dims(self.recurrent.place(segment.inputs))
-        with eager(not full):
-            result = window_forward(
-                self.recurrent, self.loss_fn, segment, state, context, self.count_losses, marks
-            )
-        for step, entering in result.states.items():
-            self._trajectory.put(window.start + step, entering)
-        window.weight = result.weight
-        self.reach = window.reach
-        self.trained_steps += window.steps
-        self._since_estimate += window.steps
-        return result.loss
-
     def _estimate_is_due(self, stream: Stream) -> bool:
-        if self.controller.lags == 0:
-            return False
         if self.truncation.k is None:
             return True
         every = self.estimate_every
@@ -346,7 +344,32 @@ class AdaptiveTBPTT:
                     "nothing: pass estimate_every=, a number of steps"
                 )
             every = math.ceil(stream.length / self.estimates_per_epoch)
-        return self._since_estimate >= every
+        return self._tally.since_estimate >= every
+
+
+def as_controller(truncation: Controller | float) -> Controller:
+    """Return a controller; a number between 0 and 1 is a tolerance, a whole number is K.
+
+    >>> as_controller(35)
+    FixedTruncation(k=35)
+    >>> as_controller(0.1).delta
+    0.1
+    """
+    if isinstance(truncation, Controller):
+        return truncation
+    if isinstance(truncation, Integral) and not isinstance(truncation, bool):
+        return FixedTruncation(int(truncation))
+    if isinstance(truncation, Real) and not isinstance(truncation, bool):
+        if not 0.0 < truncation < 1.0:
+            raise ValueError(
+                f"a float is the tolerated relative bias of the gradient, in (0, 1), got "
+                f"{truncation}; a truncation length is a whole number, such as 35"
+            )
+        return BiasTolerance(delta=float(truncation))
+    raise TypeError(
+        "expected how to truncate: a tolerance such as 0.1, a length such as 35, or a controller "
+        f"such as BiasTolerance(delta=0.1), got {type(truncation).__name__}"
+    )
 
 
 def check_losses(losses: int | None, losses_per_k: float | None) -> None:
@@ -357,7 +380,8 @@ def check_losses(losses: int | None, losses_per_k: float | None) -> None:
         )
     if losses is not None and (isinstance(losses, bool) or not isinstance(losses, Integral)):
         raise TypeError(
-            f"losses is a number of steps, got {losses!r}; a multiple of K is losses_per_k={losses!r}"
+            f"losses is a number of steps, got {losses!r}; for a multiple of K pass "
+            f"losses_per_k={losses!r}"
         )
     if losses is not None and losses < 1:
         raise ValueError(f"losses must be at least 1 step, got {losses}")

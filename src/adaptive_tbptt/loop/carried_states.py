@@ -1,4 +1,4 @@
-"""Where windows may start: the stream's state at earlier steps, so that K may jump at any time."""
+"""States of the stream at earlier steps: where windows may start, whatever K becomes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..data.nest import State, leaves, pack, unpack
 from ..data.rows import BatchDims, select_rows
 from ..data.stream import Stream
 from ..distributed.ranks import Packed, Ranks
-from ..model.pieces import advance
 from ..model.recurrent import Recurrent
+from ..model.running import advance
 
 
-class Trajectory:
+class CarriedStates:
     """Detached states by step number; the state at a step is the one that enters it."""
 
     def __init__(self) -> None:

@@ -1,8 +1,10 @@
-"""TODO."""
+"""The record of an estimate of K."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from ..truncate.controller import TruncationState
 
 
 @dataclass(frozen=True)
@@ -13,7 +15,7 @@ class Estimate:
         step: data steps trained on when it was made, over all epochs.
         k: truncation length from then on.
         beta: decay rate.
-        relative_bias: bound on the relative bias at k.
+        relative_bias: relative bias at k, or a bound on it.
         outcome: name of the `Outcome`.
         message: the outcome as a sentence.
     """
@@ -24,3 +26,18 @@ class Estimate:
     relative_bias: float
     outcome: str
     message: str
+
+    @staticmethod
+    def of(state: TruncationState, step: int) -> Estimate | None:
+        """Record what a controller decided at a step; None where it decided nothing."""
+        decision = state.decision
+        if decision is None or state.k is None:
+            return None
+        return Estimate(
+            step=step,
+            k=state.k,
+            beta=decision.beta,
+            relative_bias=decision.relative_bias,
+            outcome=decision.outcome.name,
+            message=decision.message,
+        )

@@ -10,9 +10,10 @@ from .._torch.number_formats import wide
 from .._torch.preserve_model import preserve
 from ..data.nest import State, detach
 from ..data.stream import Stream, require_stream
-from ..model.losses import CountLosses, default_count, loss_of_pieces, refuse_sums
-from ..model.pieces import run
-from ..model.recurrent import LossFn, Recurrent, as_recurrent
+from ..model.checks import look
+from ..model.objective import CountLosses, Objective
+from ..model.recurrent import LossFn, Recurrent
+from ..model.running import run_pieces
 
 
 def evaluate(
@@ -45,11 +46,14 @@ def evaluate(
     >>> evaluate(model, nn.functional.mse_loss, stream)
     1.0
     """
-    refuse_sums(loss_fn)
     require_stream(stream)
-    recurrent = as_recurrent(model, batch_first=batch_first, state_batch_dim=state_batch_dim)
-    count_losses = default_count(loss_fn) if count_losses is None else count_losses
-    return mean_loss(*evaluate_sum(recurrent, loss_fn, stream, chunk, count_losses))
+    objective = Objective.of(
+        model, loss_fn, count_losses, batch_first=batch_first, state_batch_dim=state_batch_dim
+    )
+    stop = stream.available(stream.cursor + chunk)
+    if stop > stream.cursor:
+        look(objective, stream.segment(stream.cursor, stop))
+    return mean_loss(*evaluate_sum(objective, stream, chunk))
 
 
 def mean_loss(total: float, count: float) -> float:
@@ -59,10 +63,9 @@ def mean_loss(total: float, count: float) -> float:
     return total / count
 
 
-def evaluate_sum(
-    recurrent: Recurrent, loss_fn: LossFn, stream: Stream, chunk: int, count_losses: CountLosses
-) -> tuple[float, float]:
+def evaluate_sum(objective: Objective, stream: Stream, chunk: int) -> tuple[float, float]:
     """Return the sum of the losses and how many there are; see `evaluate`."""
+    recurrent = objective.recurrent
     total, count = torch.zeros((), dtype=torch.float64), 0.0
     state: State = None
     before = stream.state_dict() if stream.cursor else None
@@ -73,13 +76,12 @@ def evaluate_sum(
             stream.forget(stream.cursor)
             with eager(segment.steps != chunk or segment.resets is not None):
                 read = []
-                for piece in run(recurrent, segment, state):
+                for piece in run_pieces(recurrent, segment, state):
                     read.append(piece)
                     state = detach(piece.state)
-                weight = count_losses(segment.targets)
+                weight = objective.count_losses(segment.targets)
                 if weight > 0:
-                    loss = loss_of_pieces(recurrent, loss_fn, read, segment.targets, count_losses)
-                    added = wide(loss) * weight
+                    added = wide(objective.loss_of_pieces(read, segment.targets)) * weight
                     total = total.to(added.device) + added
                     count += weight
     stream.rewind()

@@ -2,20 +2,59 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
+from .._torch.compiling import eager
 from .._torch.denormals import flushed_denormals
 from .._torch.number_formats import Scaler, no_autocast
 from ..data.stream import Stream
+from ..distributed.ranks import Ranks
+from ..model.objective import Objective
+from .carried_states import CarriedStates
+from .window_pass import window_forward
 
-if TYPE_CHECKING:
-    from .adaptive import AdaptiveTBPTT
+
+class Span(NamedTuple):
+    """Where a window lies.
+
+    Attributes:
+        k: truncation length: every loss sees lags 0..k, as far as the stream has a past.
+        start: first step of the window.
+        first: first step that carries a loss.
+        stop: the step after the last.
+        planned: K2 as planned; the last window of an epoch may carry fewer.
+    """
+
+    k: int
+    start: int
+    first: int
+    stop: int
+    planned: int
+
+
+@dataclass
+class Tally:
+    """What the windows of a loop add up to.
+
+    Attributes:
+        trained: steps of data trained on, over all epochs.
+        since_estimate: the same since the last estimate of K.
+        reach: the largest lag that the first and the last loss of the newest window saw.
+    """
+
+    trained: int = 0
+    since_estimate: int = 0
+    reach: tuple[int, int] = (0, 0)
 
 
 class Window:
     """K1 consecutive steps of the stream whose last K2 carry losses.
+
+    A window runs once, from the state that the windows before it carried to its start, and leaves
+    the states that the next ones start from.
 
     Attributes:
         k: truncation length: every loss sees lags 0..k, as far as the stream has a past.
@@ -23,22 +62,22 @@ class Window:
         first: first step that carries a loss.
         stop: the step after the last.
         losses: K2 as planned; the last window of an epoch may carry fewer.
-        weight: number of losses it carried, once its loss was computed.
+        weight: number of losses it carried, masked ones left out, once its loss was computed.
     """
 
     def __init__(
         self,
-        owner: AdaptiveTBPTT,
+        span: Span,
+        objective: Objective,
         stream: Stream,
-        k: int,
-        start: int,
-        first: int,
-        stop: int,
-        losses: int,
+        carried: CarriedStates,
+        tally: Tally,
+        ranks: Ranks,
     ) -> None:
-        self._owner, self._stream = owner, stream
-        self.k, self.start, self.first, self.stop, self.losses = k, start, first, stop, losses
+        self.k, self.start, self.first, self.stop, self.losses = span
         self.weight: float | None = None
+        self._objective, self._stream, self._ranks = objective, stream, ranks
+        self._carried, self._tally = carried, tally
 
     @property
     def steps(self) -> int:
@@ -60,7 +99,28 @@ class Window:
         """Run the window and return its mean loss, with the graph that `backward` needs."""
         if self.weight is not None:
             raise RuntimeError("a window is run once; the next one has moved the state on")
-        return self._owner._run(self, self._stream)
+        recurrent = self._objective.recurrent
+        state = self._carried.at(self.start, recurrent, self._stream)
+        segment = self._stream.segment(self.start, self.stop)
+        context = self.first - self.start
+        if self._ranks.count > 1:  # a checkpoint will join the rows of all
+            recurrent.dims(recurrent.place(segment.inputs))
+        # Only windows of full size repeat, so the others are not worth a compilation.
+        full = self.steps == self.losses and context in (0, self.k)
+        with eager(not full):
+            result = window_forward(self._objective, segment, state, context, self._marks(context))
+        for step, entering in result.states.items():
+            self._carried.put(self.start + step, entering)
+        self.weight = result.count
+        self._tally.reach = self.reach
+        self._tally.trained += self.steps
+        self._tally.since_estimate += self.steps
+        return result.loss
+
+    def _marks(self, context: int) -> list[int]:
+        """Return the step where the next window starts if K stays, if it lies in the context."""
+        following = self.stop - (self.k if context else 0) - self.start
+        return [following] if 0 < following < context else []
 
     def backward(self, scale: float = 1.0, scaler: Scaler | None = None) -> Tensor:
         """Add the gradient of the window, times `scale`, to `.grad`; return the loss.
@@ -79,12 +139,12 @@ class Window:
     def average(self, loss: Tensor) -> Tensor:
         """Average the gradient, and this window's loss, over all processes; return the loss.
 
-        `backward` does so by itself. It is for those who call `loss().backward()`; in a single
-        process there is nothing to do.
+        `backward` does so by itself. Call it if you call `loss().backward()`; in a single process
+        there is nothing to do.
         """
         if self.weight is None:
             raise RuntimeError("a window is averaged after its backward pass")
-        mean, self.weight = self._owner.ranks.average(
-            self._owner.parameters, loss.detach(), self.weight
+        mean, self.weight = self._ranks.average(
+            self._objective.parameters, loss.detach(), self.weight
         )
         return mean

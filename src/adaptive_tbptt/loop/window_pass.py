@@ -1,4 +1,9 @@
-"""TODO."""
+"""BPTT(K1, K2): K2 losses backpropagated over a window of K1 steps, divided by K2 (Eq. backprop).
+
+A window counts steps: K1 steps with losses on the last K2, so the first K1 - K2 are context. One
+loss truncated at K is (K + 1, 1); the paper's (2K, K) lets its earliest loss see lags 0..K and all
+others more; (K, K) is what frameworks do; (T, T) is full backpropagation.
+"""
 
 from __future__ import annotations
 
@@ -11,59 +16,55 @@ from torch import Tensor
 from .._torch.number_formats import forget_casts
 from ..data.nest import State, detach, leaves
 from ..data.segment import Segment, slice_steps
-from ..model.losses import CountLosses, loss_of_pieces
-from ..model.pieces import Piece, run
-from ..model.recurrent import LossFn, Recurrent
+from ..model.objective import Objective
+from ..model.running import Piece, run_pieces
 
 
 class WindowPass(NamedTuple):
-    """The forward pass of a window: its loss, what it weighs, and states on the way."""
+    """The forward pass of a window.
+
+    Attributes:
+        loss: the mean loss, with its graph.
+        count: how many losses that is the mean of.
+        states: detached states by step of the window.
+    """
 
     loss: Tensor
-    weight: float
+    count: float
     states: dict[int, State]
 
 
 def window_forward(
-    recurrent: Recurrent,
-    loss_fn: LossFn,
-    segment: Segment,
-    state: State,
-    context: int,
-    count_losses: CountLosses,
-    marks: Iterable[int] = (),
+    objective: Objective, segment: Segment, state: State, context: int, marks: Iterable[int] = ()
 ) -> WindowPass:
     """Run a window whose steps from `context` on carry losses.
 
     Args:
-        recurrent: the model.
-        loss_fn: a mean over time and batch.
+        objective: model and loss.
         segment: the K1 steps of the window.
         state: state entering it; a detached copy is used.
         context: K1 - K2, the steps without a loss. Where the model exposes core and head, no head
             is computed for them.
-        count_losses: how many losses some targets hold.
         marks: further steps, at most `context`, whose entering state is wanted.
 
     Returns:
-        The mean loss with its graph, the number of losses, and the detached state entering every
-        mark, the first loss, and the step after the window.
+        The loss, its count, and the detached state entering every mark, the first loss, and the
+        step after the window.
     """
     forget_casts()
-    state = detach(state)
     stops = {context, *marks} - {0}
     states: dict[int, State] = {}
     read: list[Piece] = []
-    for piece in run(recurrent, segment, state, stops):
-        if piece.stop in (*stops, segment.steps):  # not where a row happens to start anew
+    for piece in run_pieces(objective.recurrent, segment, detach(state), stops):
+        if piece.stop in (*stops, segment.steps):  # not at a reset in between
             states[piece.stop] = detach(piece.state)
         if piece.start >= context:
             read.append(piece)
     targets = slice_steps(segment.targets, context, None)
-    weight = count_losses(targets)
-    if weight > 0:
-        loss = loss_of_pieces(recurrent, loss_fn, read, targets, count_losses)
+    count = objective.count_losses(targets)
+    if count > 0:
+        loss = objective.loss_of_pieces(read, targets)
     else:  # every target is masked: no loss, and a zero gradient
         held = [leaf.sum() for leaf in leaves(piece.state) if leaf.requires_grad]
         loss = torch.stack(held).sum() * 0 if held else torch.zeros((), requires_grad=True)
-    return WindowPass(loss, weight, states)
+    return WindowPass(loss, count, states)

@@ -1,7 +1,18 @@
-"""From a model and data to a lag profile."""
+"""From a model and data to what an estimate needs: lag profiles, and gradients by level."""
 
 from .lag_probe import probe
+from .levels import LevelGradients, level_gradients
+from .plan import ProbeSettings
+from .sampling import Evidence, LagRequest, LevelRequest, Request, Source
 
 __all__ = [
+    "Evidence",
+    "LagRequest",
+    "LevelGradients",
+    "LevelRequest",
+    "ProbeSettings",
+    "Request",
+    "Source",
+    "level_gradients",
     "probe",
 ]

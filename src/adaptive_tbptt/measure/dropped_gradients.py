@@ -13,12 +13,12 @@ from ..data.nest import State, leaves, map_leaves
 from ..data.segment import Segment
 from ..estimate.lag_profile import LagProfile
 from ..model.recurrent import Recurrent
-from ..model.steps import unroll
+from ..model.running import unroll
 
 _SHIFT = 0.1  # arbitrary: well above rounding, and less than one for states that count steps
 
 
-def warn_of_unreached_parts(
+def warn_of_dropped_gradients(
     recurrent: Recurrent, profile: LagProfile, step: Segment, state: State
 ) -> None:
     """Warn where a kernel drops the gradient of one of its states, say of c but not of h.

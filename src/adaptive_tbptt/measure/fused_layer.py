@@ -7,7 +7,6 @@ alone.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -19,10 +18,8 @@ from ..data.nest import Nest, State, detach, leaves, map_leaves
 from ..data.rows import select_rows
 from ..data.segment import steps_of
 from ..model.recurrent import Recurrent
-from ..model.steps import unroll
-from .affine_uses import NotAffine, Recorder, Use
-from .gates import Entering, LstmPass, SublayerPass, run_sublayer, weights_of
-from .parameter_lags import ParameterLags
+from ..model.running import unroll
+from .gates import SublayerPass, run_sublayer, weights_of
 
 
 class _Captured(Exception):
@@ -67,51 +64,29 @@ def layer_inputs(recurrent: Recurrent, layer: nn.RNNBase, inputs: Nest, state: S
     return x
 
 
-def layer_pass(
-    recurrent: Recurrent, inputs: Nest, state: State, lags: ParameterLags | None = None
-) -> LayerPass | None:
-    """Run the model's layer over `inputs`, or return None where the fast path does not apply.
-
-    Args:
-        recurrent: the model.
-        inputs: `(steps, rows, ...)`.
-        state: state entering the first step.
-        lags: where the contributions of these steps are to go.
-    """
-    layer = recurrent_layer_of(recurrent)
-    if not is_fused(recurrent, inputs, state) or layer is None:
-        return None
-    encoder = None
-    if lags is not None and torch.is_grad_enabled():
-        encoder = lags.recorder(recurrent, inputs, beside=layer)
-    with torch.set_grad_enabled(encoder is not None), encoder or nullcontext():
-        x = layer_inputs(recurrent, layer, inputs, state)
+def layer_pass(recurrent: Recurrent, layer: nn.RNNBase, inputs: Nest, state: State) -> LayerPass:
+    """Run the model's layer over `inputs` of `(steps, rows, ...)`, starting from `state`."""
     with torch.no_grad():
-        return LayerPass(layer, x, detach(state), lags, encoder)
+        x = layer_inputs(recurrent, layer, inputs, state)
+        return LayerPass(layer, x, detach(state))
 
 
-def is_fused(recurrent: Recurrent, inputs: Nest, state: State) -> bool:
-    """Tell whether the fast path applies; found out once, on the first inputs of several steps.
+def find_fused_layer(recurrent: Recurrent, inputs: Nest, state: State) -> nn.RNNBase | None:
+    """Return the layer whose fast path equals the general one for this model, if there is one.
 
-    A single step does not tell whether the layer is given all steps at once. Under autocast the
-    products change their type; the general path leaves that to torch.
-    """
-    if torch.is_autocast_enabled(recurrent.device.type):
-        return False
-    if recurrent.fused is None and steps_of(inputs) > 1:
-        recurrent.fused = _is_exact(recurrent, inputs, state)
-    return bool(recurrent.fused)
-
-
-def _is_exact(recurrent: Recurrent, inputs: Nest, state: State) -> bool:
-    """Compare both paths on a few steps of up to two rows; what they disagree on is not fused.
-
-    They agree where the model hands its state to the layer as it is, returns the layer's as its
-    own, and computes the layer's input from its inputs alone.
+    Both are compared on a few steps of up to two rows. They agree where the model hands its state
+    to the layer as it is, returns the layer's as its own, and computes the layer's input from its
+    inputs alone. A single step does not tell whether the layer is given all steps at once.
     """
     layer = recurrent_layer_of(recurrent)
+    if layer is None or steps_of(inputs) < 2 or not _is_exact(recurrent, layer, inputs, state):
+        return None
+    return layer
+
+
+def _is_exact(recurrent: Recurrent, layer: nn.RNNBase, inputs: Nest, state: State) -> bool:
     kinds = 2 if isinstance(layer, nn.LSTM) else 1
-    if layer is None or [x.dim() for x in leaves(state)] != [3] * kinds:
+    if [x.dim() for x in leaves(state)] != [3] * kinds:
         return False
     rows = torch.arange(min(2, leaves(inputs)[0].shape[1]))
     few = map_leaves(lambda x: x[:3, : len(rows)], inputs)
@@ -176,25 +151,20 @@ def _hands_on(recurrent: Recurrent, layer: nn.RNNBase, inputs: Nest, state: Stat
 
 
 class LayerPass:
-    """The layer run forward without gradient, one sublayer at a time.
+    """The layer run forward without gradient, one sublayer at a time; see `Pass` in passes.py.
 
     Args:
         layer: the layer.
         x: its input, time first.
         state: state entering the first step.
-        lags: where the contributions of these steps are to go.
-        encoder: the uses of parameters that led to `x`.
+
+    Attributes:
+        leaving: the state after the last step.
+        final: its leaves.
     """
 
-    def __init__(
-        self,
-        layer: nn.RNNBase,
-        x: Tensor,
-        state: State,
-        lags: ParameterLags | None = None,
-        encoder: Recorder | None = None,
-    ) -> None:
-        self._layer, self._encoded, self._lags, self._encoder = layer, x, lags, encoder
+    def __init__(self, layer: nn.RNNBase, x: Tensor, state: State) -> None:
+        self._layer = layer
         x = x.detach()
         self._passes: list[SublayerPass] = []
         self.masks: list[Tensor | None] = []
@@ -214,54 +184,16 @@ class LayerPass:
         self.leaving = map_leaves(lambda _: next(reached), state)
 
     def backward(self, gradients: list[Tensor]) -> list[Tensor]:
-        """Return `(steps, layers, rows, dims)` per state leaf; see `Pass` in segments.py."""
-        found, uses = self.backward_from(None, gradients)
-        if self._lags is not None:
-            self._lags.add_uses(uses, len(found[0]))
-        return found
-
-    def backward_from(
-        self, above: Tensor | None, gradients: list[Tensor]
-    ) -> tuple[list[Tensor], list[Use]]:
-        """Backpropagate; return gradients of the states, and how the parameters were used.
-
-        Args:
-            above: gradient with respect to the output of the layer, time first, or None.
-            gradients: with respect to the state after the last step.
-        """
+        """Return `(steps, layers, rows, dims)` per state leaf."""
         steps = len(self._passes[0].out)
         found: list[Any] = [g.new_empty(steps, *g.shape) for g in gradients]
-        uses: list[Use] = []
+        above: Tensor | None = None
         for index in reversed(range(len(self._passes))):
             entering = self._passes[index].backward(above, [g[index] for g in gradients])
             for store, gradient in zip(found, entering.state, strict=True):
                 store[:, index] = gradient
-            if self._lags is not None:
-                uses += self._uses(index, entering)
-            if index or (self._encoder is not None and self._encoder.calls):
+            if index:
                 above = entering.gates @ weights_of(self._layer, index).ih
                 mask = self.masks[index]
                 above = above if mask is None else above * mask
-        if self._encoder is not None and self._encoded.requires_grad and above is not None:
-            uses += self._encoder.uses([self._encoded], [above])
-        return found, uses
-
-    def _uses(self, index: int, entering: Entering) -> list[Use]:
-        part = self._passes[index]
-        factors: dict[str, tuple[Tensor, Tensor | None]] = {
-            "weight_ih": (entering.gates, part.x),
-            "weight_hh": (entering.recurrent, part.before),
-            "bias_ih": (entering.gates, None),
-            "bias_hh": (entering.recurrent, None),
-        }
-        if entering.projected is not None and isinstance(part, LstmPass):
-            factors["weight_hr"] = (entering.projected, part.unprojected)
-        uses = []
-        for name, (left, right) in factors.items():
-            parameter = getattr(self._layer, f"{name}_l{index}", None)
-            if parameter is None or not parameter.requires_grad:
-                continue
-            if not isinstance(parameter, nn.Parameter):  # weight dropout, weight normalisation
-                raise NotAffine(f"{name}_l{index} is computed from parameters")
-            uses.append(Use(parameter, left, right))
-        return uses
+        return found

@@ -3,8 +3,7 @@
 Autograd on a layer returns the gradient of its first state only; one call per step would return
 all of them, at four to seven times the cost. Here whatever is elementwise is prepared for all
 steps together, and what is left of a step is one small product with the recurrent weights. No
-weight gradient is formed: at every step of every row it is an outer product, and `uses` names its
-two factors.
+weight gradient is formed.
 
 All tensors are time first: `(steps, rows, ...)`.
 """
@@ -34,14 +33,10 @@ class Entering(NamedTuple):
     Attributes:
         state: of h, and of c for an LSTM, `(steps, rows, dims)`.
         gates: of the products with the input weights.
-        recurrent: of the products with the recurrent weights.
-        projected: of what leaves the projection, where there is one.
     """
 
     state: list[Tensor]
     gates: Tensor
-    recurrent: Tensor
-    projected: Tensor | None = None
 
 
 def weights_of(layer: nn.RNNBase, index: int) -> Weights:
@@ -100,7 +95,7 @@ class LstmPass:
             else:
                 torch.mm(o[t] * squashed[t], w.hr.t(), out=before[t + 1])
         self._w, self._gates, self._cells, self._squashed = w, (i, f, g, o), cells, squashed
-        self.x, self.before, self.out = x, before[:-1], before[1:]
+        self._before, self.out = before[:-1], before[1:]
         self.leaving = [before[-1], cells[-1]]
 
     def backward(self, above: Tensor | None, gradients: list[Tensor]) -> Entering:
@@ -119,7 +114,7 @@ class LstmPass:
             dim=2,
         )
         flat = delta.flatten(2)
-        enter_h, enter_c = torch.empty_like(self.before), torch.empty_like(tanh_c)
+        enter_h, enter_c = torch.empty_like(self._before), torch.empty_like(tanh_c)
         for t in reversed(range(len(flat))):
             if above is not None:
                 gh = gh + above[t]
@@ -129,16 +124,7 @@ class LstmPass:
             delta[t, :, 3].mul_(gy)
             gc = torch.mul(dc, f[t], out=enter_c[t])
             gh = torch.mm(flat[t], w.hh, out=enter_h[t])
-        projected = None
-        if w.hr is not None:
-            projected = torch.cat([enter_h[1:], gradients[0][None]])
-            projected = projected if above is None else projected + above
-        return Entering([enter_h, enter_c], flat, flat, projected)
-
-    @property
-    def unprojected(self) -> Tensor:
-        """What the projection is given, `(steps, rows, hidden)`."""
-        return self._gates[3] * self._squashed
+        return Entering([enter_h, enter_c], flat)
 
 
 class GruPass:
@@ -159,7 +145,7 @@ class GruPass:
             n[t].addcmul_(rz[t, :, :size], inner[t]).tanh_()
             torch.lerp(n[t], before[t], rz[t, :, size:], out=before[t + 1])
         self._w, self._gates, self._inner = w, (rz[..., :size], rz[..., size:], n), inner
-        self.x, self.before, self.out = x, before[:-1], before[1:]
+        self._before, self.out = before[:-1], before[1:]
         self.leaving = [before[-1]]
 
     def backward(self, above: Tensor | None, gradients: list[Tensor]) -> Entering:
@@ -173,19 +159,19 @@ class GruPass:
         to_n = (1 - z) * (1 - n**2)
         # How each gate's part follows from the gradient of h_t.
         factors = torch.stack(
-            [to_n * self._inner * r * (1 - r), (self.before - n) * z * (1 - z), to_n], dim=2
+            [to_n * self._inner * r * (1 - r), (self._before - n) * z * (1 - z), to_n], dim=2
         )
         recurrent = factors.clone()
         recurrent[:, :, 2] *= r
         flat = recurrent.flatten(2)
-        leaving, enter = torch.empty_like(self.before), torch.empty_like(self.before)
+        leaving, enter = torch.empty_like(self._before), torch.empty_like(self._before)
         for t in reversed(range(len(flat))):
             if above is not None:
                 gh = gh + above[t]
             leaving[t] = gh
             recurrent[t].mul_(gh[:, None])
             gh = torch.addmm(gh * z[t], flat[t], w.hh, out=enter[t])
-        return Entering([enter], (leaving[:, :, None] * factors).flatten(2), flat)
+        return Entering([enter], (leaving[:, :, None] * factors).flatten(2))
 
 
 class RnnPass:
@@ -193,18 +179,13 @@ class RnnPass:
 
     def __init__(self, w: Weights, x: Tensor, state: list[Tensor], relu: bool) -> None:
         (h,) = state
-        self._w, self._relu, self._start, self.x = w, relu, h, x
+        self._w, self._relu = w, relu
         self.out = _from_inputs(w, x, both_biases=True)
         recurrent = w.hh.t()
         for now in self.out:
             now.addmm_(h, recurrent)
             h = now.relu_() if relu else now.tanh_()
         self.leaving = [h]
-
-    @property
-    def before(self) -> Tensor:
-        """The state that enters each step, `(steps, rows, hidden)`."""
-        return torch.cat([self._start[None], self.out[:-1]])
 
     def backward(self, above: Tensor | None, gradients: list[Tensor]) -> Entering:
         """Backpropagate; the arguments are those of `LstmPass.backward`."""
@@ -215,7 +196,7 @@ class RnnPass:
             if above is not None:
                 gh = gh + above[t]
             gh = torch.mm(delta[t].mul_(gh), self._w.hh, out=enter[t])
-        return Entering([enter], delta, delta)
+        return Entering([enter], delta)
 
 
 SublayerPass = LstmPass | GruPass | RnnPass

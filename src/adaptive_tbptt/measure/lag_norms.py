@@ -11,7 +11,7 @@ from ..data.nest import as_real, map_leaves
 from ..estimate.decay import floor_of
 from ..estimate.lag_profile import Array, LagProfile
 from ..model.recurrent import Recurrent
-from ..model.steps import Step
+from ..model.running import Step
 
 
 class LagNorms:

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Steps that were run forward and can be backpropagated through: to every state in between."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ from itertools import pairwise
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .._torch.number_formats import no_autocast
 from ..data.nest import State, leaves, map_leaves, with_gradients
 from ..data.rows import per_row, reset_rows
 from ..data.segment import Segment
 from ..model.recurrent import Recurrent
-from ..model.steps import unroll
-from .fused_layer import is_fused, layer_pass
-from .parameter_lags import ParameterLags
-from .parameter_pass import as_variable, check_carries
+from ..model.running import unroll
+from .fused_layer import layer_pass
 
 
 class Pass(Protocol):
@@ -45,7 +43,7 @@ class StepPass:
         for step in unroll(recurrent, segment.inputs, start, segment.resets, _alias):
             self._entering.append(leaves(step.entering))
             self.leaving = step.leaving
-            check_carries(recurrent, step.leaving)
+            _check_carries(recurrent, step.leaving)
 
     def backward(self, gradients: list[Tensor]) -> list[Tensor]:
         """See `Pass`."""
@@ -96,14 +94,12 @@ class ResetPass:
 
 
 def fused_pass(
-    recurrent: Recurrent, segment: Segment, state: State, lags: ParameterLags | None
+    recurrent: Recurrent, layer: nn.RNNBase, segment: Segment, state: State
 ) -> Pass | None:
-    """Take the fast path between the starts of sequences; return None where it does not apply."""
+    """Take the fast path between resets; return None where an initial state is learned."""
     resets = segment.resets
     if resets is None or not resets.any():
-        return layer_pass(recurrent, segment.inputs, state, lags)
-    if not is_fused(recurrent, segment.inputs, state):  # on all steps: a stretch may be of one
-        return None
+        return layer_pass(recurrent, layer, segment.inputs, state)
     initial = recurrent.initial_state(segment.inputs)
     if any(leaf.requires_grad for leaf in leaves(initial)):
         return None  # a learned initial state has a gradient of its own
@@ -115,10 +111,22 @@ def fused_pass(
         if mask is not None:
             dims = recurrent.dims(segment.inputs)
             state = reset_rows(state, mask, initial, dims)
-        part = layer_pass(recurrent, segment.between(start, stop).inputs, state, lags)
-        if part is None:
-            return None
+        part = layer_pass(recurrent, layer, segment.between(start, stop).inputs, state)
         parts.append(part)
         masks.append(mask)
         state = part.leaving
     return ResetPass(recurrent, parts, masks)
+
+
+def as_variable(leaf: Tensor) -> Tensor:
+    """Return a detached copy to differentiate for; integers stay constants."""
+    return leaf.detach().clone().requires_grad_(leaf.is_floating_point())
+
+
+def _check_carries(recurrent: Recurrent, state: State) -> None:
+    """Refuse a state that no gradient flows through."""
+    if torch.is_grad_enabled() and not any(x.requires_grad for x in leaves(state)):
+        raise ValueError(
+            f"the state of {recurrent.name} carries no gradient: it is detached inside, made under "
+            "no_grad, or not of floating point"
+        )

@@ -1,8 +1,8 @@
-"""Backpropagation to every state of a long window in bounded memory, one segment at a time.
+"""Backpropagation to every state of many steps in bounded memory, one segment at a time.
 
 The forward pass keeps the state that enters each segment and the random state there; the backward
 pass runs each segment but the last again from them. That is one forward pass more, at most, and
-what is held at once does not depend on the window.
+what is held at once does not depend on the number of steps.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from .._torch.random_state import RandomState, random_state_of, restore_random_s
 from ..data.nest import State, detach, leaves, map_leaves
 from ..data.segment import Segment
 from ..model.recurrent import Recurrent
-from .parameter_lags import ParameterLags
-from .parameter_pass import ParameterPass
-from .passes import Pass, StepPass, fused_pass
+from .passes import Pass
+from .plan import ProbePlan
 
 
 class _Shelf:
     """Room for copies of a nest, made at once.
 
     Small tensors strewn between the large ones of the segments would keep the allocator from
-    using that memory again: a window of 10,000 steps then takes up to five times as much.
+    using that memory again: 10,000 steps then take up to five times as much.
     """
 
     def __init__(self, nest: State, copies: int) -> None:
@@ -45,33 +44,24 @@ class _Shelf:
 
 
 class Segments:
-    """The steps of a window, run forward.
+    """Steps run forward, to be backpropagated through segment by segment.
 
     Args:
         recurrent: the model.
-        window: the steps; there may be none.
+        steps: the steps; there may be none.
         state: state entering the first step.
+        plan: how a segment is run.
         length: steps that are held at once.
-        fused: whether to take the fast path where it applies.
-        lags: where the contributions of the steps to the parameters' gradient are to go.
 
     Attributes:
         final: the detached state after the last step.
     """
 
     def __init__(
-        self,
-        recurrent: Recurrent,
-        window: Segment,
-        state: State,
-        *,
-        length: int,
-        fused: bool,
-        lags: ParameterLags | None = None,
+        self, recurrent: Recurrent, steps: Segment, state: State, plan: ProbePlan, length: int
     ) -> None:
-        self._recurrent, self._window, self._lags = recurrent, window, lags
-        self._length, self._fused = length, fused
-        self._starts = list(range(0, window.steps, length))
+        self._recurrent, self._steps, self._plan, self._length = recurrent, steps, plan, length
+        self._starts = list(range(0, steps.steps, length))
         self._kept: list[tuple[State, RandomState]] = []
         self._newest: Pass | None = None
         self.final = detach(state)
@@ -103,12 +93,5 @@ class Segments:
 
     def _run(self, start: int, state: State) -> Pass:
         forget_casts()
-        segment = self._window.between(start, min(start + self._length, self._window.steps))
-        lags = self._lags
-        if self._fused and (lags is None or lags.affine):
-            passed = fused_pass(self._recurrent, segment, state, lags)
-            if passed is not None:
-                return passed
-        if lags is not None:
-            return ParameterPass(self._recurrent, segment, state, lags)
-        return StepPass(self._recurrent, segment, state)
+        segment = self._steps.between(start, min(start + self._length, self._steps.steps))
+        return self._plan.run(self._recurrent, segment, state)

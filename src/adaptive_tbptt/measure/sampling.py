@@ -1,62 +1,270 @@
-"""TODO."""
+"""Draw random segments of a stream and measure on them: the one place where that happens."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..data.nest import map_leaves
-from ..data.segment import Segment, slice_steps
+from .._torch.preserve_model import measuring, preserve
+from ..data.segment import Segment, check_finite, slice_steps
 from ..data.stream import Stream
 from ..estimate.lag_profile import LagProfile
-from ..model.losses import CountLosses
+from ..estimate.level_sums import LevelSums
+from ..model.objective import CountLosses, Objective
+from ..model.running import warm_up
+from .batch_norm import refuse_batch_norm
+from .fold import Fold, Gradient
+from .lag_probe import probe_segment
+from .levels import LevelGradients, check_contexts, level_gradients
 from .loss_step import NOT_REACHED
+from .plan import ProbePlan, ProbeSettings
+from .reach import alive_rows, check_reached
+
+Flags = NDArray[np.bool_]
+Progress = Callable[[int, int], None]
 
 
-def rows_with_loss(segment: Segment, count_losses: CountLosses) -> NDArray[np.bool_]:
-    """Tell which rows have a target at the last step that is not masked."""
+class Processes(Protocol):
+    """Processes that measure together, each on its rows; `distributed.Ranks` is one."""
 
-    def weight(row: int) -> float:
-        return count_losses(map_leaves(lambda x: x[-1:, row : row + 1], segment.targets))
+    def total(self, values: Sequence[float]) -> list[float]:
+        """Return the sums of some numbers over all processes."""
 
-    return np.array([weight(row) > 0 for row in range(segment.rows)])
+    def total_array(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the sum of an array over all processes."""
+
+    def join_profiles(
+        self, profile: LagProfile | None, alive: Flags, count: float
+    ) -> tuple[LagProfile, Flags]:
+        """Join what the processes probed: one column per row of the whole batch."""
 
 
-def alive_rows(
-    segment: Segment, count_losses: CountLosses, profile: LagProfile | None
-) -> NDArray[np.bool_]:
-    """Tell which rows have a loss at the last step and do not start a sequence there.
+@dataclass(frozen=True)
+class Source:
+    """Where measurements come from.
 
-    For `check_reached`: where a gradient was seen there is nothing to check, and no row is asked.
+    Attributes:
+        objective: model and loss.
+        stream: the data.
+        burn_in: steps that warm up the state before anything is measured.
+        generator: draws the segments.
+        train: mode of the model; None keeps the one it is in.
+        seed: of the dropout of each segment; None goes on from the caller's random state.
+        processes: others that hold further rows; None is this process alone.
     """
-    if profile is not None and profile.state_norms[1].any():
-        return np.ones(segment.rows, dtype=bool)
-    if segment.resets is None:
-        return rows_with_loss(segment, count_losses)
-    return rows_with_loss(segment, count_losses) & ~segment.resets[-1].cpu().numpy()
 
+    objective: Objective
+    stream: Stream
+    burn_in: int
+    generator: torch.Generator
+    train: bool | None = None
+    seed: int | None = None
+    processes: Processes | None = None
 
-def check_reached(profile: LagProfile, alive: NDArray[np.bool_]) -> None:
-    """Refuse a profile in which no gradient reaches the state that entered the loss's step.
+    def draw(self, steps: int, losses: int = 1) -> Segment:
+        """Draw a segment of `steps` after the burn-in, whose last `losses` hold at least one."""
 
-    Args:
-        profile: what was measured.
-        alive: `(samples,)`, from `alive_rows`.
-    """
-    if alive.any() and not profile.state_norms[1, alive].any():
-        raise ValueError(
-            f"{NOT_REACHED}. A kernel that drops the gradient of the state it is handed looks "
-            "like this, and would make every truncation length look safe"
-        )
+        def count(targets: Any) -> float:
+            own = self.objective.count_losses(targets)
+            return own if self.processes is None else self.processes.total([own])[0]
+
+        return draw_segment(self.stream, self.burn_in + steps, count, self.generator, losses)
+
+    def seeded(self, index: int) -> None:
+        """Give segment `index` a dropout of its own that the seed fixes."""
+        if self.seed is not None:
+            torch.manual_seed(self.seed + index)
 
 
 def draw_segment(
-    stream: Stream, steps: int, count_losses: CountLosses, generator: torch.Generator | None = None
+    stream: Stream,
+    steps: int,
+    count_losses: CountLosses,
+    generator: torch.Generator | None = None,
+    losses: int = 1,
 ) -> Segment:
-    """Draw a random segment whose last step carries at least one loss that is not masked."""
+    """Draw a random segment whose last `losses` steps hold at least one loss that counts."""
     for _ in range(100):  # arbitrary: a stream with one loss in twenty fails once in 10^2 runs
         segment = stream.random_segment(steps, generator)
-        if count_losses(slice_steps(segment.targets, -1, None)) > 0:
+        if count_losses(slice_steps(segment.targets, -losses, None)) > 0:
             return segment
     raise ValueError("a hundred random segments held no loss: nearly every target is masked")
+
+
+@dataclass(frozen=True)
+class LagRequest:
+    """Ask for gradient norms of the state at lags 0..lags, of one loss per row.
+
+    Attributes:
+        lags: how far back to measure (R).
+        batches: segments to draw, one of every row each.
+        settings: what the probe may do to be fast and small.
+    """
+
+    lags: int
+    batches: int = 1
+    settings: ProbeSettings = field(default_factory=ProbeSettings)
+
+    @property
+    def steps(self) -> int:
+        """Steps of data that one segment needs after the burn-in."""
+        return self.lags
+
+    def measure(
+        self, source: Source, plan: ProbePlan | None = None
+    ) -> tuple[LagProfile, ProbePlan | None]:
+        """Draw segments and probe them; return the joined profile and the plan for the next."""
+        objective, profiles, flags = source.objective, [], []
+        with preserve(objective.recurrent.module):
+            for batch in range(self.batches):
+                segment = source.draw(self.steps)
+                count = objective.count_losses(slice_steps(segment.targets, -1, None))
+                source.seeded(batch)
+                profile = None
+                if count > 0:  # else this process has only masked rows; others may have some
+                    profile, plan = probe_segment(
+                        objective,
+                        segment,
+                        burn_in=source.burn_in,
+                        train=source.train,
+                        settings=self.settings,
+                        plan=plan,
+                    )
+                alive = alive_rows(segment, objective.count_losses, profile)
+                if source.processes is not None:
+                    profile, alive = source.processes.join_profiles(profile, alive, count)
+                assert profile is not None
+                profiles.append(profile)
+                flags.append(alive)
+        joined = LagProfile.concatenate(profiles) if len(profiles) > 1 else profiles[0]
+        check_reached(joined, np.concatenate(flags))
+        return joined, plan
+
+
+@dataclass(frozen=True)
+class LevelRequest:
+    """Ask for the gradient by level of training windows.
+
+    Attributes:
+        contexts: 0 = c_0 < c_1 < ... < c_J.
+        losses: K2, the steps of a window that carry a loss.
+        segments: windows to draw, one of every row each.
+        groups: independent groups that the segments are dealt to; None makes one of each segment.
+        size: numbers kept per level and group; models with more parameters are sketched.
+    """
+
+    contexts: tuple[int, ...]
+    losses: int = 1
+    segments: int = 8
+    groups: int | None = None
+    size: int = 2**14
+
+    def __post_init__(self) -> None:
+        check_contexts(self.contexts)
+        if self.losses < 1 or self.segments < 1:
+            raise ValueError(
+                f"losses and segments must be at least 1, got {self.losses} and {self.segments}"
+            )
+
+    @property
+    def lags(self) -> int:
+        """The longest context."""
+        return self.contexts[-1]
+
+    @property
+    def steps(self) -> int:
+        """Steps of data that one segment needs after the burn-in."""
+        return self.lags + self.losses
+
+    @property
+    def batches(self) -> int:
+        """Segments to draw."""
+        return self.segments
+
+    def measure(
+        self, source: Source, plan: ProbePlan | None = None, progress: Progress | None = None
+    ) -> tuple[LevelSums, ProbePlan | None]:
+        """Draw windows, backpropagate them level by level and add them up in groups.
+
+        Levels need no plan: it is handed on.
+        """
+        objective = source.objective
+        parameters = trained_parameters(objective)
+        fold = Fold(parameters, self.size)
+        groups = min(self.groups or self.segments, self.segments)
+        sums = torch.zeros(groups, len(self.contexts), fold.size)
+        counts, reached, unreached = np.zeros(groups), False, dict(parameters)
+        with measuring(objective.recurrent.module, source.train):
+            refuse_batch_norm(objective.recurrent.module)
+            for index in range(self.segments):
+                segment = source.draw(self.steps, self.losses)
+                source.seeded(index)
+                found = self._gradients(source, segment, list(parameters.values()))
+                reached = reached or found.reached
+                group = index % groups
+                counts[group] += found.count
+                for level, gradient in enumerate(found.gradients):
+                    fold.add(gradient, sums[group, level], found.count)
+                    if unreached:
+                        _strike_out(unreached, parameters, gradient)
+                if not torch.isfinite(sums[group]).all():
+                    raise ValueError(
+                        f"the gradient of segment {index} is NaN or infinite: a loss or the "
+                        "recurrence overflows there"
+                    )
+                if progress is not None:
+                    progress(index + 1, self.segments)
+        vectors = sums.numpy()
+        if source.processes is not None:
+            vectors = source.processes.total_array(vectors)
+            counts = np.array(source.processes.total(counts.tolist()))
+            reached = source.processes.total([float(reached)])[0] > 0
+        if not reached and self.lags:
+            raise ValueError(
+                f"{NOT_REACHED}, in any of {self.segments} segments. A kernel that drops the "
+                "gradient of the state it is handed looks like this, and would make every context "
+                "look useless"
+            )
+        names = tuple(name.partition(".")[2] for name in unreached)
+        return LevelSums(self.contexts, vectors, counts, self.losses, names), plan
+
+    def _gradients(
+        self, source: Source, segment: Segment, parameters: list[torch.Tensor]
+    ) -> LevelGradients:
+        recurrent = source.objective.recurrent
+        check_finite(segment.inputs)
+        segment = recurrent.place(segment)
+        state = warm_up(recurrent, segment, source.burn_in)
+        window = segment.between(source.burn_in, segment.steps)
+        return level_gradients(source.objective, window, state, self.contexts, parameters)
+
+
+def _strike_out(
+    unreached: dict[str, torch.Tensor], parameters: dict[str, torch.Tensor], gradient: Gradient
+) -> None:
+    """Take parameters that a gradient reaches off the list."""
+    for name, g in zip(parameters, gradient, strict=True):
+        if name in unreached and g is not None and bool(g.to_dense().any()):
+            del unreached[name]
+
+
+def trained_parameters(objective: Objective) -> dict[str, torch.Tensor]:
+    """Return the parameters that require a gradient, by name; tied ones once."""
+    found = {
+        f"{index}.{name}": p
+        for index, module in enumerate(objective.modules)
+        for name, p in module.named_parameters()
+        if p.requires_grad
+    }
+    if not found:
+        raise ValueError("no parameter of the model requires a gradient")
+    return found
+
+
+Request = LagRequest | LevelRequest
+Evidence = LagProfile | LevelSums

@@ -1,11 +1,17 @@
-"""What is taken for granted of a model and a loss, looked at once on the data, and warned of."""
+"""What the library assumes of a model and a loss, checked once on data.
+
+Every check is advisory: it returns a sentence, or None where it found nothing. A training loop
+looks once, at its first window; `check` looks at several places of a stream and says everything.
+"""
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,53 +19,172 @@ from torch import Tensor, nn
 from .._torch.compiling import eager
 from .._torch.number_formats import autocast_format, wide
 from .._torch.preserve_model import preserve
-from ..data.nest import leaves, map_leaves
+from ..data.nest import Nest, leaves, map_leaves
+from ..data.segment import Segment
+from ..data.stream import SequenceStream, Stream
+from .objective import CountLosses, Objective
+from .recurrent import LossFn, Recurrent
+from .running import run_pieces
 
-if TYPE_CHECKING:
-    from ..data.nest import Nest
-    from .losses import CountLosses
-    from .recurrent import LossFn, Recurrent
+CUT_STEPS = 8  # arbitrary: enough steps to see whether a cut changes the outputs
+PLACES = 3  # of a stream that `check` looks at: its start, middle and end
 
 
-_LOOK = 8  # arbitrary: steps that tell whether a cut changes what comes out
+@dataclass(frozen=True)
+class Finding:
+    """Something that is not as the library assumes.
+
+    Attributes:
+        message: what was found and what to do.
+        fatal: whether training would be wrong, so that a loop refuses to start.
+    """
+
+    message: str
+    fatal: bool = False
+
+    def __str__(self) -> str:
+        return self.message
 
 
-def warn_of_cuts(recurrent: Recurrent, inputs: Nest) -> None:
-    """Warn where the outputs depend on how a sequence is cut, given the state in between.
-
-    A convolution over time or a bidirectional layer in front of the recurrence does that.
+def check(
+    model: nn.Module | Recurrent,
+    loss_fn: LossFn,
+    data: Stream | tuple[Nest, Nest],
+    *,
+    steps: int = 64,
+    count_losses: CountLosses | None = None,
+    batch_first: bool | None = None,
+    state_batch_dim: int | None = None,
+) -> list[Finding]:
+    """Check on data what the library assumes of a model and a loss; return everything found.
 
     Args:
-        recurrent: the model.
-        inputs: time first.
+        model: any recurrent module.
+        loss_fn: `loss_fn(outputs, targets)`, a mean over time and batch.
+        data: a stream, or a pair `(inputs, targets)` laid out as the model takes it.
+        steps: length of each of the places that are looked at: start, middle and end of the data.
+        count_losses: as in `AdaptiveTBPTT`.
+        batch_first: as in `AdaptiveTBPTT`.
+        state_batch_dim: as in `AdaptiveTBPTT`.
+
+    >>> x, y = torch.randn(100, 4, 3), torch.randn(100, 4, 8)
+    >>> check(nn.GRU(3, 8), nn.MSELoss(), (x, y))
+    []
+    >>> total = lambda outputs, targets: (outputs - targets).square().sum()
+    >>> print(*check(nn.GRU(3, 8), total, (x, y)))
+    loss_fn returns a sum: it must be a mean over time and batch, so that windows of other lengths
+    weigh the same
     """
-    if recurrent.cuts_checked or leaves(inputs)[0].shape[0] < 4:
-        return
-    recurrent.cuts_checked = True
-    try:
-        largest = _change_by_a_cut(recurrent, map_leaves(lambda x: x[:_LOOK], inputs))
-    except Exception:  # who may not be called so is not to be stopped by a look
-        return
-    if largest:
-        warnings.warn(
-            f"the outputs of {recurrent.name} depend on how a sequence is cut, by up to "
-            f"{largest:.0%}: it looks along time besides its state, as a convolution or a "
-            "bidirectional layer does, and windows cut it. Apply that part to whole sequences, "
-            "before the stream",
-            UserWarning,
-            stacklevel=2,
+    objective = Objective.of(
+        model, loss_fn, count_losses, batch_first=batch_first, state_batch_dim=state_batch_dim
+    )
+    if not isinstance(data, Stream):
+        data = SequenceStream(*data, batch_first=objective.recurrent.batch_first)
+    first = data.cursor
+    stop = data.available(first + steps) if data.length is None else data.length
+    found = {one.message: one for one in _axes(objective.recurrent, data)}
+    for place in range(PLACES):
+        start = first + (stop - first - min(steps, stop - first)) * place // (PLACES - 1)
+        segment = data.segment(start, min(start + steps, stop))
+        for one in _findings(objective, segment, silent=False):
+            found.setdefault(one.message, one)
+    return list(found.values())
+
+
+def look(objective: Objective, segment: Segment, stream: Stream | None = None) -> None:
+    """Warn of what the first window of a loop shows; refuse what would make training wrong."""
+    axes = [] if stream is None else _axes(objective.recurrent, stream)
+    for finding in [*axes, *_findings(objective, segment, silent=True)]:
+        if finding.fatal:
+            raise ValueError(finding.message)
+        warnings.warn(finding.message, UserWarning, stacklevel=4)
+
+
+def refuse_single_losses(objective: Objective, segment: Segment) -> None:
+    """Refuse to measure single losses of a loss that is no mean over time: it is another loss."""
+    finding = _loss_is_no_mean(objective, segment)
+    if finding is not None:
+        raise ValueError(
+            f"{finding.message}. The gradient of a single step is not what you train with: pass "
+            "losses=, the steps of your window"
         )
 
 
-def _change_by_a_cut(recurrent: Recurrent, inputs: Nest) -> float:
-    """Return the largest relative change of the outputs that is more than rounding."""
+def _axes(recurrent: Recurrent, stream: Stream) -> list[Finding]:
+    """Suspect data whose time axis is short beside its batch axis: they may be swapped."""
+    steps, rows = stream.length, stream.rows
+    if steps is None or not (4 * steps <= rows or (recurrent.batch_first and steps < rows)):
+        return []
+    return [
+        Finding(
+            f"the stream has {steps} steps of {rows} rows. Its first dimension is time: if your "
+            f"data are (batch, time, ...), {steps} rows of {rows} steps, pass batch_first=True to "
+            "SequenceStream"
+        )
+    ]
+
+
+def _findings(objective: Objective, segment: Segment, *, silent: bool) -> list[Finding]:
+    checks: tuple[Callable[[Objective, Segment], Finding | None], ...] = (
+        _forward_is_head_of_core,
+        _outputs_depend_on_cuts,
+        _loss_is_no_mean,
+        _last_step_is_not_scored,
+    )
+    found = []
+    for one in checks:
+        try:
+            finding = one(objective, segment)
+        except Exception as error:  # the training pass itself says what is wrong
+            finding = None if silent else Finding(f"{one.__name__[1:]} was not checked: {error}")
+        if finding is not None:
+            found.append(finding)
+    return found
+
+
+def _forward_is_head_of_core(objective: Objective, segment: Segment) -> Finding | None:
+    """Compare `forward` with `head(core(...))`, which is what runs where a module has both."""
+    recurrent = objective.recurrent
+    if not recurrent.splits or type(recurrent.module).forward is nn.Module.forward:
+        return None
+    inputs = recurrent.place(segment.between(0, CUT_STEPS).inputs)
+    own = map_leaves(lambda x: x.transpose(0, 1), inputs) if recurrent.batch_first else inputs
+    with preserve(recurrent.module, train=False), torch.no_grad(), eager():
+        ours = recurrent.head(recurrent.core(inputs, None)[0])
+        try:
+            theirs = recurrent.module(own, None)
+        except (TypeError, AttributeError, NotImplementedError):
+            return None  # a forward of another signature is never called here
+    theirs = theirs[0] if isinstance(theirs, tuple) and len(theirs) == 2 else theirs
+    pairs = list(zip(leaves(ours), leaves(theirs), strict=True))
+    if all(
+        a.shape == b.shape and _relative_difference(a, b) <= _rounding(recurrent, a.dtype)
+        for a, b in pairs
+    ):
+        return None
+    return Finding(
+        f"{recurrent.name} has methods named core and head, so its forward is never called, but "
+        "forward(x, state) does not equal head(core(x, state)): training would skip what forward "
+        "does besides. Move that into core or head, or give the two parts other names",
+        fatal=True,
+    )
+
+
+def _outputs_depend_on_cuts(objective: Objective, segment: Segment) -> Finding | None:
+    """Compare a sequence run whole with one cut in two, the state handed over in between.
+
+    A convolution over time or a bidirectional layer in front of the recurrence differs.
+    """
+    recurrent = objective.recurrent
+    inputs = recurrent.place(segment.between(0, CUT_STEPS).inputs)
     steps, rows = leaves(inputs)[0].shape[:2]
-    middle = steps // 2
+    if steps < 4:
+        return None
+    middle, largest = steps // 2, 0.0
     with preserve(recurrent.module, train=False), torch.no_grad(), eager():
         whole, again = (recurrent.core(inputs, None)[0] for _ in range(2))
         first, state = recurrent.core(map_leaves(lambda x: x[:middle], inputs), None)
         second, _ = recurrent.core(map_leaves(lambda x: x[middle:], inputs), state)
-    largest = 0.0
     for x, same, a, b in zip(*map(leaves, (whole, again, first, second)), strict=True):
         parts = ((x, steps), (a, middle), (b, steps - middle))
         known = all(recurrent.is_laid_out(part, length, rows) for part, length in parts)
@@ -67,78 +192,100 @@ def _change_by_a_cut(recurrent: Recurrent, inputs: Nest) -> float:
             change = _relative_difference(x, torch.cat([a, b], recurrent.time_dim))
             if change > _rounding(recurrent, x.dtype):
                 largest = max(largest, change)
-    return largest
+    if not largest:
+        return None
+    return Finding(
+        f"the outputs of {recurrent.name} depend on how a sequence is cut, by up to {largest:.0%}: "
+        "besides its state it looks along time, as a convolution or a bidirectional layer does, "
+        "and windows cut that. Apply such a part to whole sequences, before the stream"
+    )
 
 
-def warn_of_no_mean(
-    recurrent: Recurrent, loss_fn: LossFn, outputs: Any, targets: Nest, count_losses: CountLosses
-) -> None:
-    """Warn where a loss is not the mean of those of its two halves, as `count_losses` weighs them.
-
-    Looked at for the first loss, the second, the fourth and so on: masks may come late.
-
-    Args:
-        recurrent: the model.
-        loss_fn: a mean over time and batch, one hopes.
-        outputs: of some steps, in the model's layout.
-        targets: time first, on any device.
-        count_losses: how many losses some targets hold.
-    """
-    recurrent.losses_seen += 1
-    steps, rows = leaves(targets)[0].shape[:2]
-    if recurrent.losses_seen.bit_count() != 1 or steps < 2:
-        return
-    if not all(recurrent.is_laid_out(x, steps, rows) for x in leaves(outputs)):
-        return
-    try:
-        whole, again, parts, number = _halves(recurrent, loss_fn, outputs, targets, count_losses)
-    except Exception:  # who may not be called so is not to be stopped by a look
-        return
-    total = sum(weight for _, weight in parts)
-    if whole != again or not math.isfinite(whole) or not total:  # random, or of no use anyway
-        return
-    mean = sum(value * weight / total for value, weight in parts)
+def _loss_is_no_mean(objective: Objective, segment: Segment) -> Finding | None:
+    """Compare the loss with the mean of the losses of two halves, weighted by `count_losses`."""
+    recurrent, steps = objective.recurrent, segment.steps
+    if steps < 2:
+        return None
+    with ExitStack() as stack:
+        for module in objective.modules:
+            stack.enter_context(preserve(module))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(eager())
+        (*_, piece) = run_pieces(recurrent, segment._replace(resets=None), None)
+        outputs = recurrent.head(piece.features)
+        if not all(recurrent.is_laid_out(x, steps, segment.rows) for x in leaves(outputs)):
+            return None
+        whole, again, parts, number = _halves(objective, outputs, segment.targets)
+    total = sum(count for _, count in parts)
+    if whole != again or not math.isfinite(whole) or not total:  # random, or nothing to compare
+        return None
+    mean = sum(value * count / total for value, count in parts)
     sizes = [abs(value) for value, _ in parts]
     scale = max(abs(whole), *sizes)
     if abs(whole - mean) <= _rounding(recurrent, number) * scale:
-        return
+        return None
     both = len(parts) == 2 and min(sizes) > 1e-2 * scale  # a half without targets adds nothing
     if both and abs(whole - sum(value for value, _ in parts)) <= 1e-3 * scale:
-        raise ValueError(
-            "the loss is a sum: it must be a mean over time and batch, so that windows of other "
-            "lengths weigh the same"
+        return Finding(
+            "loss_fn returns a sum: it must be a mean over time and batch, so that windows of "
+            "other lengths weigh the same",
+            fatal=True,
         )
-    warnings.warn(
-        f"the loss of {steps} steps is {whole:.4g}, the mean of its two halves {mean:.4g}: it is "
-        "taken for a mean over steps and rows, and is none. Where targets are masked, "
-        "count_losses= must count those that are not; what is normalised over a batch is better normalised before "
-        "the stream",
-        UserWarning,
-        stacklevel=2,
+    return Finding(
+        f"loss_fn does not behave like a mean over time and batch: {steps} steps give {whole:.4g}, "
+        f"the mean of their two halves is {mean:.4g}. Where targets are masked, count_losses= must "
+        "count those that are not; normalise over a batch before the stream"
+    )
+
+
+def _last_step_is_not_scored(objective: Objective, segment: Segment) -> Finding | None:
+    """Change the inputs of the last step: a loss that stays the same does not score that step.
+
+    A model that shifts its labels inside (as many language models do) predicts the step after each
+    one, so a window of n steps has n - 1 losses.
+    """
+    recurrent, steps = objective.recurrent, segment.steps
+    if steps < 3 or objective.count_losses(segment.between(steps - 1, steps).targets) == 0:
+        return None
+    moved = map_leaves(lambda x: torch.cat([x[:-1], x[:1]]), segment.inputs)
+
+    def loss(inputs: Nest) -> Tensor:
+        part = segment._replace(inputs=inputs, resets=None)
+        return objective.loss_of_pieces(list(run_pieces(recurrent, part, None)), part.targets)
+
+    with ExitStack() as stack:
+        for module in objective.modules:
+            stack.enter_context(preserve(module, train=False))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(eager())
+        before, again, after = loss(segment.inputs), loss(segment.inputs), loss(moved)
+    same = all(
+        torch.equal(a, b) for a, b in zip(leaves(moved), leaves(segment.inputs), strict=True)
+    )
+    if same or not torch.equal(before, again) or not torch.equal(before, after):
+        return None
+    return Finding(
+        "the loss does not depend on the inputs of a window's last step: every window loses a "
+        "loss, as where a model shifts its labels inside. Shift the targets in the stream instead"
     )
 
 
 def _halves(
-    recurrent: Recurrent, loss_fn: LossFn, outputs: Any, targets: Nest, count_losses: CountLosses
+    objective: Objective, outputs: Any, targets: Nest
 ) -> tuple[float, float, list[tuple[float, float]], torch.dtype]:
-    """Return the loss, the loss again, loss and weight of each half, and the number format."""
+    """Return the loss, the loss again, loss and count of each half, and the number format."""
+    recurrent, loss_fn = objective.recurrent, objective.loss_fn
     middle = leaves(targets)[0].shape[0] // 2
     placed = recurrent.place(targets)
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(eager())
-        for module in (recurrent.module, loss_fn):
-            if isinstance(module, nn.Module):
-                stack.enter_context(preserve(module))
-        whole, again = (recurrent.loss_of(loss_fn, outputs, placed) for _ in range(2))
-        parts = []
-        for half in (slice(None, middle), slice(middle, None)):
-            weight = count_losses(map_leaves(lambda x, half=half: x[half], targets))
-            if weight > 0:
-                index = (slice(None), half) if recurrent.batch_first else (half,)
-                out = map_leaves(lambda x, index=index: x[index], outputs)
-                some = map_leaves(lambda x, half=half: x[half], placed)
-                parts.append((float(recurrent.loss_of(loss_fn, out, some)), weight))
+    whole, again = (recurrent.loss_of(loss_fn, outputs, placed) for _ in range(2))
+    parts = []
+    for half in (slice(None, middle), slice(middle, None)):
+        count = objective.count_losses(map_leaves(lambda x, half=half: x[half], targets))
+        if count > 0:
+            index = (slice(None), half) if recurrent.batch_first else (half,)
+            out = map_leaves(lambda x, index=index: x[index], outputs)
+            some = map_leaves(lambda x, half=half: x[half], placed)
+            parts.append((float(recurrent.loss_of(loss_fn, out, some)), count))
     return float(whole), float(again), parts, whole.dtype
 
 
@@ -148,7 +295,7 @@ def _relative_difference(a: Tensor, b: Tensor) -> float:
 
 
 def _rounding(recurrent: Recurrent, number: torch.dtype) -> float:
-    """How far apart equal numbers may be: kernels sum in another order for another length."""
+    """Return how far apart equal numbers may be: kernels sum in another order per length."""
     first = next(recurrent.module.parameters(), None)
     cast = autocast_format(recurrent.device)
     formats = [f for f in (number, cast, None if first is None else first.dtype) if f is not None]

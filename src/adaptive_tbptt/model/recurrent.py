@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .._torch.compiling import compiled_parts, eager, plain
-from .._torch.number_formats import explain
+from .._torch.devices import device_of
 from .._torch.preserve_model import preserve
 from ..data.nest import Nest, State, as_real, leaves, map_leaves, named_leaves
 from ..data.rows import BatchDims, select_rows
@@ -41,12 +40,9 @@ class Recurrent:
             state of one row with that of two.
 
     Attributes:
-        fused: whether the probe's fast path was found to be exact; None before it was tried.
-        affine: the same of recording how parameters are used, and of `recorded`.
-        recorded: the names of the parameters that it was found out for.
-        sketch: the random projection of the parameters' gradient, once one was drawn.
-        cuts_checked: whether `warn_of_cuts` has looked.
-        losses_seen: losses that `warn_of_no_mean` was shown.
+        module: the user's module.
+        batch_first: whether it takes `(batch, time, ...)`.
+        splits: whether it exposes `core` and `head`; then its `forward` is never called.
     """
 
     def __init__(
@@ -72,21 +68,15 @@ class Recurrent:
         self.state_batch_dim = state_batch_dim
         self._is_cell = isinstance(plain(module), nn.RNNCellBase)
         self._is_layer = isinstance(plain(module), nn.RNNBase)
-        self._splits = callable(getattr(module, "core", None)) and callable(
+        self.splits = callable(getattr(module, "core", None)) and callable(
             getattr(module, "head", None)
         )
-        self._compiled = compiled_parts(module, "core", "head") if self._splits else {}
+        self._compiled = compiled_parts(module, "core", "head") if self.splits else {}
         self._dims: BatchDims | None = None
         self._complex: list[bool] | None = None  # of the leaves of the state
         self._start: State = None
         self._example: State = None
         self._home: Any = None
-        self.fused: bool | None = None
-        self.affine: bool | None = None
-        self.recorded: tuple[str, ...] | None = None
-        self.sketch: Any = None
-        self.cuts_checked = False
-        self.losses_seen = 0
 
     @property
     def time_dim(self) -> int:
@@ -101,7 +91,7 @@ class Recurrent:
     @property
     def has_features(self) -> bool:
         """Whether the readout's input is exposed, so that lag 0 can be measured."""
-        return self._splits or self._is_cell or self._is_layer
+        return self.splits or self._is_cell or self._is_layer
 
     def core(self, inputs: Nest, state: State) -> tuple[Any, State]:
         """Run the recurrence over time-first `inputs`; return features (or outputs) and state."""
@@ -109,13 +99,10 @@ class Recurrent:
             return self._run_cell(inputs, state)
         if self.batch_first:
             inputs = swap_time_and_batch(inputs)
-        run: Any = self._part("core") if self._splits else self.module
+        run: Any = self._part("core") if self.splits else self.module
         own = state if self._is_layer else self._copied(inputs, state)
         try:
             result = run(inputs, own)
-        except RuntimeError as error:
-            explain(error)
-            raise
         except (TypeError, AttributeError) as error:
             if own is not None:
                 raise
@@ -151,16 +138,12 @@ class Recurrent:
 
     def head(self, features: Any) -> Any:
         """Turn features into outputs; the identity where the module has no head."""
-        if not self._splits:
+        if not self.splits:
             return features
         return self._part("head")(features)
 
-    def loss(self, loss_fn: LossFn, features: Any, targets: Nest) -> Tensor:
-        """Evaluate head and loss; targets are time first and handed over in the model's layout."""
-        return self.loss_of(loss_fn, self.head(features), targets)
-
     def loss_of(self, loss_fn: LossFn, outputs: Any, targets: Nest) -> Tensor:
-        """Evaluate the loss of outputs; see `loss`."""
+        """Evaluate the loss; targets are time first and handed over in the model's layout."""
         if self.batch_first:
             targets = swap_time_and_batch(targets)
         value = loss_fn(outputs, targets)
@@ -218,8 +201,7 @@ class Recurrent:
     @property
     def device(self) -> torch.device:
         """Where the model's first parameter or buffer is."""
-        first = next(chain(self.module.parameters(), self.module.buffers()), None)
-        return torch.device("cpu") if first is None else first.device
+        return device_of(self.module)
 
     def components(self, nest: State) -> dict[str, Tensor]:
         """Split a state, or its gradient, into `(rows, dims)` parts: layer by layer, h and c apart.
@@ -282,13 +264,20 @@ class Recurrent:
             hidden.append(state[0] if isinstance(state, tuple) else state)
         return torch.stack(hidden, dim=self.time_dim), state
 
-    def _learn_layout(self, inputs: Nest) -> None:
+    @property
+    def home(self) -> tuple[torch.device, torch.dtype] | None:
+        """Device and number format of the first parameter: what was learnt holds for these."""
         first = next(self.module.parameters(), None)
-        home = None if first is None else (first.device, first.dtype)
+        return None if first is None else (first.device, first.dtype)
+
+    def _learn_layout(self, inputs: Nest) -> None:
+        home = self.home
         if self._dims is not None and self._home == home:
             return
-        self._home, self.fused, self.affine = home, None, None
-        self._dims, self._start, self._example = find_layout(self, inputs)
+        self._home = home
+        self._dims, self._start, self._example = find_layout(
+            self.module, self.core, inputs, self.state_batch_dim
+        )
 
 
 def as_recurrent(

@@ -1,20 +1,21 @@
-"""What a module does not say of its state: found out by running one step of one row and of two."""
+"""How a module lays out its state, found by running one step of one row and one step of two."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .._torch.compiling import eager
+from .._torch.compiling import eager, plain
+from .._torch.devices import device_of
 from .._torch.number_formats import autocast_format, wide
 from .._torch.preserve_model import preserve
 from ..data.nest import State, detach, leaves, map_leaves, pack
 from ..data.rows import BatchDims, batch_dims, select_rows
 
-if TYPE_CHECKING:
-    from .recurrent import Recurrent
+Core = Callable[[Any, State], tuple[Any, State]]
 
 
 class Layout(NamedTuple):
@@ -31,32 +32,36 @@ class Layout(NamedTuple):
     example: State
 
 
-def find_layout(recurrent: Recurrent, inputs: Any) -> Layout:
+def find_layout(
+    module: nn.Module, core: Core, inputs: Any, state_batch_dim: int | None = None
+) -> Layout:
     """Compare the states that one row and two leave behind; refuse rows that are not independent.
 
     Args:
-        recurrent: the model.
+        module: the user's module.
+        core: runs it over time-first inputs: `core(inputs, state) -> (features, state)`.
         inputs: time first, of which the first step is used.
+        state_batch_dim: the batch dimension of every leaf, where the user named it.
     """
     row = map_leaves(lambda leaf: leaf[:1, :1], inputs)
     pair = map_leaves(lambda leaf: torch.cat([leaf[:1, :1], leaf[:1, -1:]], dim=1), inputs)
-    cast = autocast_format(recurrent.device)
-    with preserve(recurrent.module, train=False), eager():
+    cast = autocast_format(device_of(module))
+    with preserve(module, train=False), eager():
         with torch.enable_grad():
-            one = recurrent.core(row, None)[1]
+            one = core(row, None)[1]
             zero = map_leaves(torch.zeros_like, one)
-            same = recurrent.core(row, zero)[1]
-            learnt = _reached(recurrent, one) - _reached(recurrent, same)
+            same = core(row, zero)[1]
+            learnt = _reached(module, one) - _reached(module, same)
         one, same = detach(one), detach(same)
         with torch.no_grad():
-            two = recurrent.core(pair, None)[1]
+            two = core(pair, None)[1]
         if not leaves(one):
             raise ValueError(
-                f"{recurrent.name} returned a state without tensors: "
+                f"{type(plain(module)).__name__} returned a state without tensors: "
                 "there is nothing to backpropagate through"
             )
     start = detach(zero) if not learnt and _close(same, one, cast) else None
-    dims = _dims_of(recurrent, one, two)
+    dims = _dims_of(state_batch_dim, one, two)
     if all(dim is None for dim in dims):
         raise ValueError("no part of the state has a batch dimension: its rows are not independent")
     alone = select_rows(two, torch.zeros(1, dtype=torch.long), dims)
@@ -68,7 +73,7 @@ def find_layout(recurrent: Recurrent, inputs: Any) -> Layout:
     return Layout(dims, start, one)
 
 
-def _reached(recurrent: Recurrent, state: State) -> set[int]:
+def _reached(module: nn.Module, state: State) -> set[int]:
     """Identify the parameters that a state depends on: one that only its start does was learnt.
 
     The graph says so; no backward pass is run, which a kernel may refuse for a single step.
@@ -84,11 +89,10 @@ def _reached(recurrent: Recurrent, state: State) -> set[int]:
         if hasattr(node, "variable"):
             found.add(id(node.variable))
         waiting += [further for further, _ in node.next_functions]
-    return found & {id(p) for p in recurrent.module.parameters()}
+    return found & {id(p) for p in module.parameters()}
 
 
-def _dims_of(recurrent: Recurrent, one: State, two: State) -> BatchDims:
-    given = recurrent.state_batch_dim
+def _dims_of(given: int | None, one: State, two: State) -> BatchDims:
     if given is None:
         return batch_dims(one, two)
     shapes = [tuple(x.shape) for x in leaves(one)]

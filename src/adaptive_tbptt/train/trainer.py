@@ -25,14 +25,13 @@ from ..loop.clipping import Clip
 from ..loop.evaluation import evaluate_sum, mean_loss
 from ..loop.step_scale import Rule, StepScale
 from ..loop.window import Window
-from ..model.losses import CountLosses
+from ..model.objective import CountLosses
 from ..model.recurrent import LossFn, Recurrent, as_recurrent
 from ..truncate.controller import Controller
 from . import training_state as snapshot
 from .interrupt import DeferredInterrupt
 from .loggers import Logger, Metrics, plain
 from .loss_mean import LossMeter
-from .memory import warn_of_memory
 from .progress import ProgressDisplay, describe
 from .run_folder import RunFolder
 
@@ -215,7 +214,6 @@ class Trainer:
                 DeferredInterrupt() as interrupt,
                 ProgressDisplay(total, self.tbptt.trained_steps, show=self.show) as display,
             ):
-                warn_of_memory(self.tbptt, train)
                 try:
                     stopped = self._run_epochs(train, valid, epochs, interrupt, display)
                 finally:
@@ -227,13 +225,8 @@ class Trainer:
     def evaluate(self, stream: Stream) -> float:
         """Return the mean loss of a stream at the present parameters; its rows are shared out."""
         shared = stream.rows >= self.ranks.count
-        sums = evaluate_sum(
-            self.tbptt.recurrent,
-            self.loss_fn,
-            self.ranks.deal(stream) if shared else stream,
-            self.eval_chunk,
-            self.tbptt.count_losses,
-        )
+        part = self.ranks.deal(stream) if shared else stream
+        sums = evaluate_sum(self.tbptt.objective, part, self.eval_chunk)
         return mean_loss(*(self.ranks.total(sums) if shared else sums))
 
     def load_best(self) -> None:
@@ -362,10 +355,9 @@ class Trainer:
 
     def _log_estimate(self) -> None:
         tbptt = self.tbptt
-        latest, decision, profile = tbptt.history[-1], tbptt.truncation.decision, tbptt.profile
+        latest, decision, evidence = tbptt.history[-1], tbptt.truncation.decision, tbptt.evidence
         assert decision is not None  # it made the estimate
-        assert profile is not None  # from this
-        norms = tbptt.controller.norms(tbptt.truncation, profile)
+        assert evidence is not None  # from this
         self._log(
             {
                 "event": "estimate",
@@ -376,7 +368,7 @@ class Trainer:
                 "outcome": latest.outcome,
                 "delta": decision.delta,
                 "tau": decision.tau,
-                "decay": profile.brief(norms=norms),
+                **tbptt.controller.brief(tbptt.truncation, evidence),
             }
         )
 

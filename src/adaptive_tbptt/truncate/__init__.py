@@ -1,10 +1,9 @@
-"""How far back: controllers that turn a profile into K, and the gauges they read it with."""
+"""How far back: controllers that turn measurements into K, and the gauges they read them with."""
 
 from .bias_tolerance import BiasTolerance
 from .controller import Controller, TruncationState
 from .fixed import FixedTruncation
-from .gauges import Gauge, PaperGauge, ReleaseGauge
-from .parameter_gauges import MeasuredGauge, ParameterGauge
+from .gauges import Gauge, MeasuredGauge, PaperGauge, ReleaseGauge
 from .probe_budget import ProbeBudget
 from .smoothed import Smoothed
 from .wrappers import Bucketed, Limited, RateLimited
@@ -18,7 +17,6 @@ __all__ = [
     "Limited",
     "MeasuredGauge",
     "PaperGauge",
-    "ParameterGauge",
     "ProbeBudget",
     "RateLimited",
     "ReleaseGauge",

@@ -1,4 +1,4 @@
-"""Controllers: from one lag profile to the next truncation length. They never see the model.
+"""Controllers: from one measurement to the next truncation length. They never see the model.
 
 A controller is a frozen value. What it remembers goes in and comes out as a `TruncationState`, so
 it can be logged, saved, resumed and tested without a model. `wrappers.py` has controllers that
@@ -11,10 +11,12 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..estimate.bias import BiasCurve
-from ..estimate.contributions import Contributions
-from ..estimate.lag_profile import Array, LagProfile
-from ..estimate.truncation import Outcome, TruncationDecision
+import torch
+
+from ..estimate.level_sums import LevelSums
+from ..estimate.outcome import Outcome, TruncationDecision
+from ..estimate.truncation import Curve
+from ..measure.sampling import Evidence, Request
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,7 @@ class TruncationState:
         decision: the estimate behind it, if there was one.
         memory: numbers a wrapper carries from one estimate to the next.
         inner: the same of the controller it wraps.
-        evidence: contributions of recent probes, the newest last.
-        probed: probes spent on an estimate that is under way; 0 when it is done.
+        evidence: measurements of recent estimates that still count.
         curve: the bias that the decision was read off; not saved.
     """
 
@@ -35,27 +36,25 @@ class TruncationState:
     decision: TruncationDecision | None = None
     memory: tuple[float, ...] = ()
     inner: TruncationState | None = None
-    evidence: tuple[Contributions, ...] = field(default=(), repr=False)
-    probed: int = 0
-    curve: BiasCurve | None = field(default=None, repr=False, compare=False)
-
-    @property
-    def wants_more(self) -> bool:
-        """Whether another probe is asked for before k is decided."""
-        return self.probed > 0
+    evidence: LevelSums | None = field(default=None, repr=False, compare=False)
+    curve: Curve | None = field(default=None, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values and tensors, for a checkpoint."""
         decision = None
         if self.decision is not None:
             decision = {**asdict(self.decision), "outcome": self.decision.outcome.name}
+        evidence = None
+        if self.evidence is not None:
+            evidence = self.evidence.to_dict()
+            for name in ("vectors", "counts"):
+                evidence[name] = torch.from_numpy(evidence[name])
         return {
             "k": self.k,
             "decision": decision,
             "memory": list(self.memory),
             "inner": None if self.inner is None else self.inner.to_dict(),
-            "evidence": [c.to_dict() for c in self.evidence],
-            "probed": self.probed,
+            "evidence": evidence,
         }
 
     @staticmethod
@@ -65,10 +64,13 @@ class TruncationState:
         if decision is not None:
             decision = TruncationDecision(**{**decision, "outcome": Outcome[decision["outcome"]]})
         inner = None if saved["inner"] is None else TruncationState.from_dict(saved["inner"])
-        evidence = tuple(Contributions.from_dict(c) for c in saved.get("evidence", ()))
-        return TruncationState(
-            saved["k"], decision, tuple(saved["memory"]), inner, evidence, saved.get("probed", 0)
-        )
+        evidence = saved.get("evidence") or None  # before levels it was a list
+        if isinstance(evidence, dict):
+            arrays = {name: evidence[name].cpu().numpy() for name in ("vectors", "counts")}
+            evidence = LevelSums.from_dict({**evidence, **arrays})
+        else:
+            evidence = None
+        return TruncationState(saved["k"], decision, tuple(saved["memory"]), inner, evidence)
 
 
 class Controller(ABC):
@@ -80,31 +82,30 @@ class Controller(ABC):
 
     @property
     @abstractmethod
-    def lags(self) -> int:
-        """Lags it wants measured at each estimate; 0 means it never asks for one."""
-
-    @property
-    @abstractmethod
     def k_max(self) -> int:
         """The largest k it may choose; the past that must be kept at hand."""
 
-    @property
-    def sketch(self) -> int:
-        """Size of the sketches it wants, as in `probe`; 0 where the state alone will do."""
-        return 0
+    @abstractmethod
+    def request(self, state: TruncationState, losses: int | None) -> Request | None:
+        """Return what to measure for the next estimate; None never asks for one.
+
+        Args:
+            state: what holds now.
+            losses: K2 of the training windows; None where it follows K.
+        """
 
     @abstractmethod
     def init(self) -> TruncationState:
         """Return what holds before the first estimate."""
 
     @abstractmethod
-    def update(self, control: TruncationState, profile: LagProfile) -> TruncationState:
-        """Return what holds after a probe; it may ask for another one with `wants_more`."""
-
-    def norms(self, control: TruncationState, profile: LagProfile) -> Array:
-        """`(lags, samples)`: the norms behind its last estimate, whose newest probe is given."""
-        return profile.measured
+    def update(self, state: TruncationState, evidence: Evidence) -> TruncationState:
+        """Return what holds after a measurement."""
 
     @abstractmethod
-    def assess(self, control: TruncationState, k: int) -> TruncationDecision | None:
-        """Say what its last estimate means for a k that something else chose; None if nothing."""
+    def assess(self, state: TruncationState, k: int) -> TruncationDecision | None:
+        """Say what the last estimate means for a k that something else chose; None if nothing."""
+
+    @abstractmethod
+    def brief(self, state: TruncationState, evidence: Evidence) -> dict[str, Any]:
+        """Return what a log should keep of the last estimate, whose newest evidence is given."""

@@ -1,10 +1,11 @@
-"""TODO."""
+"""Always the same truncation length: the plain thing as an instance of the general one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from ..estimate.lag_profile import LagProfile
+from ..measure.sampling import Evidence
 from .controller import Controller, TruncationState
 
 
@@ -13,33 +14,37 @@ class FixedTruncation(Controller):
     """Always the same k: ordinary truncated backpropagation. k = T is full backpropagation.
 
     Attributes:
-        k: truncation length; the gradient keeps lags 0..k.
+        k: truncation length; the gradient keeps lags 0..k. 0 is the plain detach loop: a window has
+            no context, and `AdaptiveTBPTT(losses=...)` says how many losses it carries.
     """
 
     k: int
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ValueError(f"k must be at least 1, got {self.k}: it counts steps back in time")
-
-    @property
-    def lags(self) -> int:
-        """Nothing is measured."""
-        return 0
+        if self.k < 0:
+            raise ValueError(f"k must not be negative, got {self.k}: it counts steps back in time")
 
     @property
     def k_max(self) -> int:
         """The one k there is."""
         return self.k
 
+    def request(self, state: TruncationState, losses: int | None) -> None:
+        """Nothing is measured."""
+        return None
+
     def init(self) -> TruncationState:
         """Start with k."""
         return TruncationState(self.k)
 
-    def update(self, control: TruncationState, profile: LagProfile) -> TruncationState:
+    def update(self, state: TruncationState, evidence: Evidence) -> TruncationState:
         """Stay."""
-        return control
+        return state
 
-    def assess(self, control: TruncationState, k: int) -> None:
+    def assess(self, state: TruncationState, k: int) -> None:
         """No tolerance was asked for."""
         return None
+
+    def brief(self, state: TruncationState, evidence: Evidence) -> dict[str, Any]:
+        """Nothing was estimated."""
+        return {}

@@ -1,89 +1,102 @@
-"""From a lag profile to a bias curve: the ways to tell the relative bias of truncating at K.
+"""From a measurement to a bias curve: the ways to tell the relative bias of truncating at K.
 
-A gauge is a small frozen value with one method, `bias(profile) -> BiasCurve`. `PaperGauge` and
-`ReleaseGauge` look at the state alone and *guarantee* nothing: both put a stand-in where Theorem 1
-has the norm of the gradient. `ParameterGauge` bounds and `MeasuredGauge` measures; they need what
-each lag contributes to the parameters' gradient.
+`MeasuredGauge` measures the bias of the gradient one trains with. `PaperGauge` and `ReleaseGauge`
+look at norms of the state's gradient alone and *guarantee* nothing: both put a stand-in where
+Theorem 1 has the norm of the parameters' gradient. They are the paper's.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..estimate.bias import BiasCurve, bias_bound
 from ..estimate.decay import DecayFit, Method, fit_decay
-from ..estimate.lag_profile import Array, LagProfile
-from ..estimate.resampling import Uncertainty, bootstrap
+from ..estimate.lag_profile import LagProfile
+from ..estimate.level_bias import LevelCurve, level_bias
+from ..estimate.level_sums import LevelSums, levels_up_to
+from ..estimate.truncation import Curve
+from ..measure.sampling import Evidence, LagRequest, LevelRequest, Request
 from .probe_budget import ProbeBudget
+
+Array = NDArray[np.float64]
+
+
+class Gauge(ABC):
+    """How to measure, and how to read the relative bias off what was measured."""
+
+    @abstractmethod
+    def request(
+        self, lags: int, k_range: tuple[int, int], losses: int | None, remembered: int
+    ) -> Request:
+        """Return what to measure.
+
+        Args:
+            lags: how far back to look.
+            k_range: the smallest and the largest k to choose from.
+            losses: K2 of the training windows; None where it follows K.
+            remembered: groups of earlier measurements that still count.
+        """
+
+    @abstractmethod
+    def gather(self, earlier: LevelSums | None, evidence: Evidence) -> LevelSums | None:
+        """Return what to remember, the newest measurement included; None remembers nothing."""
+
+    @abstractmethod
+    def bias(self, evidence: Evidence) -> Curve:
+        """Tell the relative bias at every k."""
+
+    @abstractmethod
+    def brief(self, evidence: Evidence) -> dict[str, Any]:
+        """Return what a log should keep of the measurement."""
 
 
 @dataclass(frozen=True)
-class Gauge(ABC):
-    """How to read the relative bias off a profile.
+class StateGauge(Gauge):
+    """Shared by the paper's gauges: a bound from norms of the state's gradient.
 
     Attributes:
-        tau: first lag of the decay fit; an int is a lag, a float a fraction of the window.
+        tau: first lag of the decay fit; an int is a lag, a float a fraction of the lags.
         method: as in `fit_decay`.
     """
 
     tau: int | float = 0.9
     method: Method = "ols"
 
-    @property
-    def sketch(self) -> int:
-        """Size of the sketches it needs, as in `probe`; 0 where the state alone will do."""
-        return 0
+    def request(
+        self, lags: int, k_range: tuple[int, int], losses: int | None, remembered: int
+    ) -> LagRequest:
+        """Ask for the norms of one batch."""
+        return LagRequest(lags)
 
-    @property
-    def probes(self) -> ProbeBudget:
-        """How many probes an estimate takes."""
-        return ProbeBudget()
-
-    def norms(self, profile: LagProfile) -> Array:
-        """`(lags, samples)`: the norms whose decay is fitted; phi_k unless a gauge says else."""
-        return profile.measured
+    def gather(self, earlier: LevelSums | None, evidence: Evidence) -> None:
+        """Remember nothing: the paper estimates from one batch."""
+        return None
 
     @abstractmethod
     def gradient_norms(self, profile: LagProfile) -> Array | None:
-        """What `bias_bound` is to put for ||E g_k||; None for sums of phi."""
+        """Return what `bias_bound` is to put for ||E g_k||; None for sums of phi."""
 
     def fit(self, profile: LagProfile) -> DecayFit:
         """Fit the decay of the mean norms."""
-        mean = self.norms(profile).mean(axis=1)
-        return fit_decay(mean, self.tau, self.method, floor=profile.floor)
+        return fit_decay(profile.mean, self.tau, self.method, floor=profile.floor)
 
-    def bias(self, profile: LagProfile) -> BiasCurve:
-        """Tell the bias at every k of the profile's window."""
-        mean = self.norms(profile).mean(axis=1)
-        return bias_bound(mean, self.fit(profile), self.gradient_norms(profile))
+    def bias(self, evidence: Evidence) -> BiasCurve:
+        """Bound the bias at every k up to the lags of the profile."""
+        profile = _profile(evidence)
+        return bias_bound(profile.mean, self.fit(profile), self.gradient_norms(profile))
 
-    def uncertainty(
-        self,
-        profile: LagProfile,
-        deltas: Sequence[float],
-        *,
-        k_min: int,
-        k_max: int,
-        level: float = 0.95,
-        seed: int = 0,
-    ) -> Uncertainty:
-        """Say how much the estimates would change with other samples; see `bootstrap`."""
-        return bootstrap(
-            self.norms(profile),
-            self.fit(profile),
-            deltas=deltas,
-            k_min=k_min,
-            k_max=k_max,
-            gradient_norms=self.gradient_norms(profile),
-            level=level,
-            seed=seed,
-        )
+    def brief(self, evidence: Evidence) -> dict[str, Any]:
+        """Keep the decay curve."""
+        return {"decay": _profile(evidence).brief()}
 
 
 @dataclass(frozen=True)
-class PaperGauge(Gauge):
+class PaperGauge(StateGauge):
     """The printed paper's: sums of E phi_k, the max over k <= K."""
 
     def gradient_norms(self, profile: LagProfile) -> None:
@@ -92,7 +105,7 @@ class PaperGauge(Gauge):
 
 
 @dataclass(frozen=True)
-class ReleaseGauge(Gauge):
+class ReleaseGauge(StateGauge):
     """The authors' release's: the norm of the mean summed state gradient; the published K use it.
 
     What we do not repeat of the release: it counts phi_tau twice for K < tau, and its
@@ -102,3 +115,67 @@ class ReleaseGauge(Gauge):
     def gradient_norms(self, profile: LagProfile) -> Array:
         """||E_s sum_{1<=j<=k} dL_s/dh_{s-j}||."""
         return profile.cumulative_norms
+
+
+@dataclass(frozen=True)
+class MeasuredGauge(Gauge):
+    """The relative bias of the gradient one trains with, measured by level, with an interval.
+
+    K is one of the levels 0, 1, 2, 4, ..., so it does not jump from estimate to estimate. It is
+    the smallest level whose upper limit is below delta; where noise leaves that open, K stays.
+
+    Attributes:
+        budget: how many windows an estimate backpropagates, and how many earlier ones count.
+        level: coverage of the intervals.
+        size: numbers kept per level and window; larger models are sketched to it.
+    """
+
+    budget: ProbeBudget = field(default_factory=ProbeBudget)
+    level: float = 0.9
+    size: int = 2**14
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.level < 1.0:
+            raise ValueError(f"level must be in (0, 1), got {self.level}")
+        if self.size < 16:
+            raise ValueError(f"size must be at least 16, got {self.size}")
+
+    def request(
+        self, lags: int, k_range: tuple[int, int], losses: int | None, remembered: int
+    ) -> LevelRequest:
+        """Ask for windows of `losses` losses; of single losses where their number follows K."""
+        contexts = levels_up_to(max(lags, k_range[1]), *k_range)
+        segments = self.budget.segments if remembered else self.budget.first
+        return LevelRequest(contexts, losses or 1, segments, size=self.size)
+
+    def gather(self, earlier: LevelSums | None, evidence: Evidence) -> LevelSums:
+        """Add the newest measurement to what earlier ones left."""
+        newest = _sums(evidence)
+        same = earlier is not None and (earlier.contexts, earlier.losses, earlier.size) == (
+            newest.contexts,
+            newest.losses,
+            newest.size,
+        )
+        if not same or earlier is None:
+            return newest
+        return LevelSums.concatenate([earlier.newest(self.budget.remembered), newest])
+
+    def bias(self, evidence: Evidence) -> LevelCurve:
+        """Measure the bias of every level."""
+        return level_bias(_sums(evidence), self.level)
+
+    def brief(self, evidence: Evidence) -> dict[str, Any]:
+        """Keep the bias of every level."""
+        return {"levels": self.bias(evidence).brief()}
+
+
+def _profile(evidence: Evidence) -> LagProfile:
+    if not isinstance(evidence, LagProfile):
+        raise TypeError("this gauge reads a lag profile, from probe; got gradients by level")
+    return evidence
+
+
+def _sums(evidence: Evidence) -> LevelSums:
+    if not isinstance(evidence, LevelSums):
+        raise TypeError("this gauge reads gradients by level; got a lag profile")
+    return evidence

@@ -1,4 +1,4 @@
-"""TODO."""
+"""How much an estimate may cost."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ from typing import NamedTuple
 
 
 class ProbeBudget(NamedTuple):
-    """How many probes an estimate takes.
+    """Windows that an estimate backpropagates.
 
     Attributes:
-        fresh: at least so many; after every so many one sees whether they suffice.
-        budget: at most so many, while the answer is not resolved, or rests on fewer than this in
-            all: the first estimate spends the whole budget.
-        remembered: of earlier estimates, so many still count: parameters move slowly.
+        segments: windows of every row, per estimate.
+        first: the same for an estimate that has no earlier evidence to rest on.
+        remembered: windows of earlier estimates that still count: parameters move slowly.
     """
 
-    fresh: int = 1
-    budget: int = 1
-    remembered: int = 0
-
-
-SEVERAL = ProbeBudget(fresh=4, budget=16, remembered=28)
+    segments: int = 8
+    first: int = 24
+    remembered: int = 24

@@ -1,31 +1,22 @@
-"""Wrap a controller to modify it: limits, buckets, a limit on the rate of change, smoothing."""
+"""Wrap a controller to modify it: limits, buckets, a limit on the rate of change."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
-from ..estimate.lag_profile import Array, LagProfile
-from ..estimate.truncation import TruncationDecision
+from ..estimate.outcome import TruncationDecision
+from ..measure.sampling import Evidence, Request
 from .controller import Controller, TruncationState
 
 
 @dataclass(frozen=True)
-class _Wrapper(Controller):
+class Wrapper(Controller):
     """Shared by wrappers that change the k another controller chose."""
 
     controller: Controller
-
-    @property
-    def lags(self) -> int:
-        """What the wrapped controller wants measured."""
-        return self.controller.lags
-
-    @property
-    def sketch(self) -> int:
-        """What the wrapped controller wants."""
-        return self.controller.sketch
 
     @property
     def k_max(self) -> int:
@@ -36,37 +27,41 @@ class _Wrapper(Controller):
     def change(self, k: int, before: int | None) -> int:
         """Return the k to use where the wrapped controller chose `k` and `before` was in use."""
 
+    def request(self, state: TruncationState, losses: int | None) -> Request | None:
+        """Ask for what the wrapped controller wants."""
+        return self.controller.request(_inner(state), losses)
+
     def init(self) -> TruncationState:
         """Change what the wrapped controller starts with."""
         inner = self.controller.init()
         k = None if inner.k is None else self.change(inner.k, None)
         return TruncationState(k, inner.decision, inner=inner)
 
-    def update(self, control: TruncationState, profile: LagProfile) -> TruncationState:
+    def update(self, state: TruncationState, evidence: Evidence) -> TruncationState:
         """Let the wrapped controller choose, then change its choice."""
-        assert control.inner is not None
-        inner = self.controller.update(control.inner, profile)
-        if inner.wants_more:
-            return replace(control, inner=inner, probed=inner.probed)
+        inner = self.controller.update(_inner(state), evidence)
         assert inner.k is not None
-        k = self.change(inner.k, control.k)
-        # What is reported is the bound at the k in use, not at the one that was changed.
+        k = self.change(inner.k, state.k)
+        # What is reported is the bias at the k in use, not at the one that was changed.
         decision = inner.decision if k == inner.k else self.controller.assess(inner, k)
         return TruncationState(k, decision, inner=inner)
 
-    def norms(self, control: TruncationState, profile: LagProfile) -> Array:
-        """What the wrapped controller looked at."""
-        assert control.inner is not None
-        return self.controller.norms(control.inner, profile)
+    def brief(self, state: TruncationState, evidence: Evidence) -> dict[str, Any]:
+        """Keep what the wrapped controller looked at."""
+        return self.controller.brief(_inner(state), evidence)
 
-    def assess(self, control: TruncationState, k: int) -> TruncationDecision | None:
+    def assess(self, state: TruncationState, k: int) -> TruncationDecision | None:
         """Ask the wrapped controller."""
-        assert control.inner is not None
-        return self.controller.assess(control.inner, k)
+        return self.controller.assess(_inner(state), k)
+
+
+def _inner(state: TruncationState) -> TruncationState:
+    assert state.inner is not None
+    return state.inner
 
 
 @dataclass(frozen=True)
-class Limited(_Wrapper):
+class Limited(Wrapper):
     """Keep k in [low, high].
 
     Attributes:
@@ -79,8 +74,8 @@ class Limited(_Wrapper):
     high: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.low <= self.high:
-            raise ValueError(f"expected 1 <= low <= high, got low={self.low} and high={self.high}")
+        if not 0 <= self.low <= self.high:
+            raise ValueError(f"expected 0 <= low <= high, got low={self.low} and high={self.high}")
 
     def change(self, k: int, before: int | None) -> int:
         """Clip."""
@@ -88,7 +83,7 @@ class Limited(_Wrapper):
 
 
 @dataclass(frozen=True)
-class Bucketed(_Wrapper):
+class Bucketed(Wrapper):
     """Round k up to a bucket, so that the shapes of windows repeat (for torch.compile, say).
 
     Attributes:
@@ -106,12 +101,12 @@ class Bucketed(_Wrapper):
     def change(self, k: int, before: int | None) -> int:
         """Round up: a larger k never has a larger bound."""
         if not self.buckets:
-            return 1 << (k - 1).bit_length()
+            return 1 << (k - 1).bit_length() if k else 0
         return next((b for b in self.buckets if b >= k), self.buckets[-1])
 
 
 @dataclass(frozen=True)
-class RateLimited(_Wrapper):
+class RateLimited(Wrapper):
     """Let k change by at most a factor from one estimate to the next.
 
     Attributes:
@@ -137,4 +132,4 @@ class RateLimited(_Wrapper):
             return k
         low = math.floor(before / (self.fall or self.factor))
         high = math.ceil(min(before * self.factor, self.k_max))
-        return min(max(k, low, 1), high)
+        return min(max(k, low), max(high, 1))

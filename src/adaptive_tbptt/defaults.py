@@ -1,0 +1,24 @@
+"""One set of defaults for the API, `diagnose` and both commands, with the evidence beside each."""
+
+from __future__ import annotations
+
+LOSSES = 35
+"""Losses per window of the loop that `diagnose` asks about: the usual length in word models."""
+
+DELTA = 0.1
+"""Tolerated bias that `diagnose` recommends for; the paper's most careful setting."""
+
+LAGS = 256
+"""How far back `diagnose` looks (R); less where the data are shorter."""
+
+BURN_IN = 20
+"""Steps that warm the state up before a measurement; as in the authors' release."""
+
+K_MIN, K_MAX, PROBE_LAGS = 1, 100, 100
+"""Limits of K and lags of an estimate while training; the paper's for the copy task."""
+
+LEVEL = 0.9
+"""Coverage of intervals."""
+
+SECONDS = 30.0
+"""What `diagnose` may take, unless told otherwise."""

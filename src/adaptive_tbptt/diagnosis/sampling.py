@@ -1,0 +1,55 @@
+"""How the one-call diagnoses sample: which data, how much of it, in which mode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..data.nest import Nest
+from ..data.stream import SequenceStream, Stream
+from ..measure.sampling import Source
+from ..model.objective import Objective
+from ..model.recurrent import Recurrent
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to sample.
+
+    Attributes:
+        samples: at least so many losses are probed, a whole batch at a time.
+        burn_in: steps that warm the state up before anything is measured; 20 as in the release.
+        train: mode of the model: None keeps the one it is in.
+        level: coverage of the intervals.
+        seed: of the segments, of the dropout on each, and of any resampling.
+    """
+
+    samples: int = 64
+    burn_in: int = 20
+    train: bool | None = None
+    level: float = 0.95
+    seed: int = 0
+
+    def source(self, objective: Objective, stream: Stream) -> Source:
+        """Return where measurements come from."""
+        return Source(
+            objective,
+            stream,
+            self.burn_in,
+            torch.Generator().manual_seed(self.seed),
+            train=self.train,
+            seed=self.seed,
+        )
+
+
+def as_stream(data: Stream | tuple[Nest, Nest], recurrent: Recurrent) -> Stream:
+    """Return a stream; a pair `(inputs, targets)` is laid out as the model takes it."""
+    if isinstance(data, Stream):
+        return data
+    if not isinstance(data, tuple | list) or len(data) not in (2, 3):
+        raise TypeError(
+            "expected a stream or a pair (inputs, targets) of tensors, got "
+            f"{type(data).__name__}; wrap chunks in ChunkStream(loader)"
+        )
+    return SequenceStream(*data, batch_first=recurrent.batch_first)

@@ -1,0 +1,244 @@
+"""The relative bias of a training window's gradient, measured for every context at once.
+
+    b_j = ||E sum_{i>j} Delta_i|| / ||E sum_i Delta_i||
+
+Delta_i is what level i adds (`level_sums.py`). Both norms are estimated from the same groups of
+segments and freed of their noise; nothing is bounded, and nothing about decay is assumed. The
+expectation is over windows of the data set.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .level_sums import LevelSums
+from .outcome import Limits, Outcome
+from .unbiased_norms import chance, jackknife_error, squared_means, student_quantile
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LevelCurve:
+    """The measured relative bias at every context, with an interval.
+
+    The interval covers what another sample of segments would change. It does not cover what lies
+    beyond the longest context: `tail` extrapolates that.
+
+    Attributes:
+        contexts: c_0 = 0 to c_J; c_J is the reference, so its bias is 0.
+        estimate: `(levels,)`, the relative bias; NaN where noise hides the gradient.
+        low: `(levels,)`, lower limits.
+        high: `(levels,)`, upper limits; infinite where noise hides the gradient.
+        tail: relative bias that is left beyond the longest context, extrapolated from the last two
+            levels; infinite where they do not decay, 0 where noise hides the last one.
+        beta: decay per step over the last two levels; NaN where they do not tell.
+        gradient_norm: ||E g||, freed of noise.
+        chance: how often noise alone would look as much like a gradient.
+        losses: K2 of the window.
+        samples: losses that were backpropagated.
+        level: coverage of [low, high].
+    """
+
+    contexts: tuple[int, ...]
+    estimate: Array = field(repr=False)
+    low: Array = field(repr=False)
+    high: Array = field(repr=False)
+    tail: float
+    beta: float
+    gradient_norm: float
+    chance: float
+    losses: int
+    samples: int
+    level: float
+
+    @property
+    def lags(self) -> int:
+        """The longest context."""
+        return self.contexts[-1]
+
+    @property
+    def tau(self) -> int:
+        """The context from which `beta` was read off."""
+        return self.contexts[max(len(self.contexts) - 3, 0)]
+
+    @property
+    def hidden(self) -> bool:
+        """Whether noise hides the gradient, so that more samples are needed."""
+        return not math.isfinite(self.high[0])
+
+    def at(self, k: int) -> int:
+        """Return the index of the longest context that is at most k."""
+        if k < 0:
+            raise ValueError(f"k is a number of steps, got {k}")
+        return int(np.searchsorted(self.contexts, k, side="right")) - 1
+
+    def relative_at(self, k: int) -> float:
+        """Return the estimate at the longest measured context that is at most k."""
+        return float(self.estimate[self.at(k)])
+
+    def interval_at(self, k: int) -> tuple[float, float]:
+        """Return the limits at the longest measured context that is at most k."""
+        index = self.at(k)
+        return float(self.low[index]), float(self.high[index])
+
+    def open_range(self, limits: Limits) -> tuple[int, int | None]:
+        """Return the smallest context that may meet delta, and the smallest that surely does.
+
+        A context counts as meeting delta only if every longer one does. The extrapolated tail is
+        added to what must be met: without it the longest context would meet every delta.
+        """
+        tail = self.tail if math.isfinite(self.tail) else 1.0
+        # Past its maximum a curve must stay below delta for good.
+        low = np.maximum.accumulate(self.low[::-1])[::-1]
+        high = np.maximum.accumulate((self.high + tail)[::-1])[::-1]
+        inside = [k for k in self.contexts if limits.k_min <= k <= limits.k_max] or [limits.k_max]
+        may = [k for k in inside if low[self.at(k)] < limits.delta]
+        sure = [k for k in inside if high[self.at(k)] <= limits.delta]
+        return (may[0] if may else limits.k_max), (sure[0] if sure else None)
+
+    def choose(self, limits: Limits) -> tuple[int, Outcome]:
+        """Return the smallest context that surely meets delta.
+
+        The answer is resolved where that context is at most one level above the smallest one that
+        may meet delta. Otherwise k moves only as far as the evidence demands.
+        """
+        may, sure = self.open_range(limits)
+        if sure is None and not self.hidden and self.low[self.at(limits.k_max)] > limits.delta:
+            return limits.k_max, Outcome.BEYOND_MAXIMUM
+        if sure is None or self.at(sure) - self.at(may) > 1:
+            most = limits.k_max if sure is None else sure
+            now = most if limits.k_now is None else limits.k_now
+            return min(max(now, may), most), Outcome.UNRESOLVED
+        at_minimum = sure == limits.k_min < limits.k_max
+        return sure, Outcome.MET_AT_MINIMUM if at_minimum else Outcome.MET
+
+    def explain(self, k: int, outcome: Outcome, limits: Limits) -> str:
+        """Say in a sentence what `choose` found."""
+        delta = f"delta={limits.delta:g}"
+        low, high = self.interval_at(k)
+        measured = f"bias {self.relative_at(k):.3g} [{low:.3g}, {high:.3g}]"
+        if outcome is Outcome.MET_AT_MINIMUM:
+            return f"{delta} is met already at k_min={k}: {measured}"
+        if outcome is Outcome.MET:
+            return f"k={k} meets {delta}: {measured}"
+        if outcome is Outcome.BEYOND_MAXIMUM:
+            return f"no k up to {limits.k_max} meets {delta}: {measured} at {k}; using {k}"
+        if self.hidden:
+            return (
+                f"noise hides the gradient: without one, {self.samples} losses would look like "
+                f"this {self.chance:.0%} of the time; using k={k}"
+            )
+        may, sure = self.open_range(limits)
+        if math.isinf(self.tail):
+            return (
+                f"the gradient has not decayed within {self.lags} steps, so what lies beyond them "
+                f"is not known; using k={k}"
+            )
+        most = limits.k_max if sure is None else sure
+        return (
+            f"{self.samples} losses leave open which k between {may} and {most} meets {delta}; "
+            f"using {k}"
+        )
+
+    def brief(self) -> dict[str, list[Any]]:
+        """Return contexts and biases in four digits, for a log; what is not known is None."""
+
+        def short(values: Array) -> list[float | None]:
+            return [float(f"{v:.4g}") if math.isfinite(v) else None for v in values]
+
+        return {
+            "contexts": list(self.contexts),
+            "bias": short(self.estimate),
+            "low": short(self.low),
+            "high": short(self.high),
+        }
+
+
+def level_bias(sums: LevelSums, level: float = 0.9) -> LevelCurve:
+    """Measure the relative bias of every context.
+
+    Args:
+        sums: gradients by level, of at least two groups.
+        level: coverage of the intervals: a jackknife over the groups of b squared, with Student's
+            quantile, then the root.
+    """
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level must be in (0, 1), got {level}")
+    vectors, counts = sums.vectors.astype(np.float64), sums.counts
+    # What a window with context c_j misses: all levels after j.
+    missing = np.flip(np.cumsum(np.flip(vectors, axis=1), axis=1), axis=1)
+    whole = missing[:, 0]
+    missing = np.concatenate([missing[:, 1:], np.zeros_like(whole)[:, None]], axis=1)
+    gram = whole @ whole.T
+    square, luck = squared_means(gram, counts), chance(gram)
+    norm = math.sqrt(max(float(square.value), 0.0))
+    hidden = luck > (1 - level) / 2 or float(square.without_group.min()) <= 0.0
+    levels = len(sums.contexts)
+    estimate, low, high = np.full(levels, np.nan), np.zeros(levels), np.full(levels, np.inf)
+    tail, beta = math.inf, math.nan
+    if not hidden:
+        cut = squared_means(_grams(missing), counts)
+        ratio = cut.value / square.value
+        error = jackknife_error(cut.without_group / square.without_group)
+        margin = student_quantile((1 + level) / 2, sums.groups) * error
+        estimate, low, high = (
+            np.sqrt(np.maximum(r, 0.0)) for r in (ratio, ratio - margin, ratio + margin)
+        )
+        tail, beta = _beyond(sums, norm, level)
+    return LevelCurve(
+        contexts=sums.contexts,
+        estimate=estimate,
+        low=low,
+        high=high,
+        tail=tail,
+        beta=beta,
+        gradient_norm=norm,
+        chance=luck,
+        losses=sums.losses,
+        samples=sums.samples,
+        level=level,
+    )
+
+
+def _beyond(sums: LevelSums, norm: float, level: float) -> tuple[float, float]:
+    """Extrapolate what lies beyond the longest context from what the last two levels add.
+
+    If the lags contribute as beta^k, a level of b steps adds beta^a (1 - beta^b) / (1 - beta^a)
+    times what a level of a steps before it adds, and everything after it adds beta^b / (1 - beta^b)
+    times its own part.
+    """
+    if len(sums.contexts) < 3:
+        return math.inf, math.nan
+    grams = _grams(sums.vectors[:, -2:].astype(np.float64))
+    before, newest = squared_means(grams, sums.counts).value
+    if newest <= 0.0 or chance(grams[1]) > (1 - level) / 2:
+        return 0.0, math.nan  # nothing is seen of the last level, let alone beyond it
+    if before <= 0.0:
+        return math.inf, math.nan
+    c = sums.contexts
+    a, b = c[-2] - c[-3], c[-1] - c[-2]
+    ratio = math.sqrt(newest / before)
+    if ratio >= b / a:
+        return math.inf, 1.0
+    low, high = 0.0, 1.0
+    for _ in range(60):  # bisection: the ratio grows with beta, from 0 to b / a
+        beta = (low + high) / 2
+        decayed = beta**a
+        if decayed * (1 - beta**b) / (1 - decayed) < ratio:
+            low = beta
+        else:
+            high = beta
+    left = beta**b
+    return math.sqrt(newest) / norm * left / (1 - left), beta
+
+
+def _grams(vectors: Array) -> Array:
+    """Return `(levels, groups, groups)`: inner products between groups, level by level."""
+    by_level = vectors.transpose(1, 0, 2)
+    return np.asarray(by_level @ by_level.transpose(0, 2, 1))

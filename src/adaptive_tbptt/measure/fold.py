@@ -1,0 +1,82 @@
+"""Gradients of any size as vectors of at most a fixed size that keep inner products.
+
+Up to `size` numbers a gradient is kept as it is. A larger one is multiplied by random signs and
+folded: coordinate i is added to coordinate i modulo `size`. Inner products are kept in expectation
+over the signs; the error of one is about |a| |b| / sqrt(size).
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .._torch.number_formats import wide
+
+Gradient = Sequence[Tensor | None]
+"""One tensor per parameter; None where a parameter is not reached."""
+
+
+class Fold:
+    """The map for one model: the same for every gradient, so that vectors can be added.
+
+    Args:
+        parameters: by name; the signs depend on the name alone, so every process draws the same.
+        size: numbers to keep.
+    """
+
+    def __init__(self, parameters: dict[str, Tensor], size: int) -> None:
+        if size < 16:  # arbitrary: the error of a norm would exceed a quarter
+            raise ValueError(f"size must be at least 16, got {size}")
+        self.numbers = sum(_numbers(p) for p in parameters.values())
+        self.size = min(size, self.numbers)
+        self._parameters = parameters
+        self._signs: dict[str, Tensor] = {}
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether gradients are kept as they are."""
+        return self.size == self.numbers
+
+    def add(self, gradient: Gradient, total: Tensor, factor: float = 1.0) -> None:
+        """Add `factor` times a gradient to the vector `total`, `(size,)` on the CPU."""
+        start = 0
+        for (name, parameter), raw in zip(self._parameters.items(), gradient, strict=True):
+            if raw is not None:
+                dense = raw.detach().to_dense()
+                flat = (torch.view_as_real(dense) if dense.is_complex() else dense).reshape(-1)
+                if not self.is_exact:
+                    flat = flat * self._drawn(name, flat)
+                self._put(flat * factor, start, total)
+            start += _numbers(parameter)
+
+    def _put(self, flat: Tensor, start: int, total: Tensor) -> None:
+        if self.is_exact:
+            total[start : start + len(flat)] += flat.to(total)
+            return
+        first = start % self.size
+        padded = flat.new_zeros(math.ceil((first + len(flat)) / self.size) * self.size)
+        padded[first : first + len(flat)] = flat
+        total += padded.view(-1, self.size).sum(dim=0).to(total)
+
+    def _drawn(self, name: str, like: Tensor) -> Tensor:
+        """Return the random signs of a parameter, as bytes: a quarter of a gradient's memory."""
+        known = self._signs.get(name)
+        if known is None or known.device != like.device:
+            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            bits = torch.randint(2, like.shape, generator=generator, dtype=torch.int8)
+            known = self._signs[name] = (2 * bits - 1).to(like.device)
+        return known
+
+
+def gradient_norm(gradient: Gradient) -> float:
+    """Return the norm of a gradient, in float64."""
+    squares = [float(wide(g.to_dense().abs()).square().sum()) for g in gradient if g is not None]
+    return math.sqrt(sum(squares))
+
+
+def _numbers(parameter: Tensor) -> int:
+    return parameter.numel() * (2 if parameter.is_complex() else 1)
