@@ -128,21 +128,30 @@ class Scripted(at.truncate.Controller):
     def __init__(self, ks: list[int]) -> None:
         self.ks = ks
 
-    window = 2
     k_max = property(lambda self: max(self.ks))
+
+    def request(
+        self, state: at.truncate.TruncationState, losses: int | None
+    ) -> at.measure.LagRequest:
+        return at.measure.LagRequest(lags=2)
 
     def init(self) -> at.truncate.TruncationState:
         return at.truncate.TruncationState(self.ks[0], memory=(1.0,))
 
     def update(
-        self, control: at.truncate.TruncationState, profile: at.estimate.LagProfile
+        self, state: at.truncate.TruncationState, evidence: at.measure.Evidence
     ) -> at.truncate.TruncationState:
-        index = int(control.memory[0])
+        index = int(state.memory[0])
         k = self.ks[min(index, len(self.ks) - 1)]
         return at.truncate.TruncationState(k, memory=(index + 1.0,))
 
-    def assess(self, control: at.truncate.TruncationState, k: int) -> None:
+    def assess(self, state: at.truncate.TruncationState, k: int) -> None:
         return None
+
+    def brief(
+        self, state: at.truncate.TruncationState, evidence: at.measure.Evidence
+    ) -> dict[str, Any]:
+        return {}
 
 
 def lag_gradients(

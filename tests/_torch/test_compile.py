@@ -133,7 +133,9 @@ def test_measuring_and_catching_up_compile_nothing():
     model = torch.compile(Parts(), backend=graphs)
     x, y = data()
     at.probe(model, F.mse_loss, x[:20], y[:20], burn_in=3)
-    at.diagnose(model, F.mse_loss, (x, y), lags=20, samples=8)
+    sampling = at.diagnosis.Sampling(samples=8)
+    at.diagnosis.diagnose_decay(model, F.mse_loss, (x, y), lags=20, sampling=sampling)
+    at.diagnose(model, F.mse_loss, (x, y), losses=5, lags=20, segments=10)
     tbptt = at.AdaptiveTBPTT(model, F.mse_loss, at.FixedTruncation(6))
     windows = iter(tbptt.windows(at.SequenceStream(x, y)))
     for _ in range(5):
@@ -161,10 +163,10 @@ def test_a_trainer_compiles_windows_and_whole_pieces_of_validation_alone(tmp_pat
 
     def fit(net, folder, **options):
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        tbptt = at.AdaptiveTBPTT(net, F.mse_loss, at.FixedTruncation(8))
         trainer = at.Trainer(
-            net, F.mse_loss, optimizer, at.FixedTruncation(8), run_dir=folder, eval_chunk=20,
-            show=False, tensorboard=False,
-        )  # fmt: skip
+            tbptt, optimizer, run_dir=folder, eval_chunk=20, show=False, tensorboard=False
+        )
         trainer.fit(stream, stream, **options)
         return trainer
 

@@ -106,7 +106,10 @@ def test_long_windows_of_a_state_that_changes_its_format():
     with autocast():
         whole = at.probe(model, F.mse_loss, x, y, state=torch.zeros(ROWS, HIDDEN))
         formats.clear()
-        pieces = at.probe(model, F.mse_loss, x, y, state=torch.zeros(ROWS, HIDDEN), held_steps=5)
+        pieces = at.probe(
+            model, F.mse_loss, x, y, state=torch.zeros(ROWS, HIDDEN),
+            settings=at.measure.ProbeSettings(held_steps=5),
+        )  # fmt: skip
     float32 = [s for s in formats if s is not None and s.dtype == torch.float32]
     assert len(float32) == 2  # the first step, run forward and once more on the way back
     np.testing.assert_allclose(pieces.state_norms, whole.state_norms, rtol=1e-6)
@@ -126,7 +129,7 @@ def train(model, stream, block, epochs=2):
         scale.step(window.k)
         optimizer.step()
         optimizer.zero_grad()
-        formats.update(s.dtype for s in tbptt._trajectory._states.values() if s is not None)
+        formats.update(s.dtype for s in tbptt._carried._states.values() if s is not None)
 
     for _ in range(epochs):
         if block == "loop":
@@ -172,11 +175,12 @@ def test_a_bfloat16_state_stays_one_where_a_row_starts_anew():
     model, seen = Elman(), []
     tbptt = at.AdaptiveTBPTT(model, F.mse_loss, at.FixedTruncation(5))
     tbptt.recurrent.dims(x)  # known before autocast: the initial state is float32
-    tbptt.recurrent.cuts_checked = True  # which would be calls of its own
+    stream = at.SequenceStream(x, y, starts)
+    assert list(tbptt.windows(stream))  # looked at once here: those would be calls of their own
     core = model.core
     model.core = lambda x, state: (seen.append(state), core(x, state))[1]
     with autocast():
-        for window in tbptt.windows(at.SequenceStream(x, y, starts)):
+        for window in tbptt.windows(stream):
             window.backward()
     formats = [None if s is None else s.dtype for s in seen]
     # The first two windows start where the stream does: from None, and from the zeros it is for.
@@ -263,7 +267,8 @@ def test_the_trainer_runs_under_autocast():
     model = CoreHead(nn.GRU(INPUTS, HIDDEN), HIDDEN, HIDDEN)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     control = at.BiasTolerance(delta=0.5, k_max=20, lags=30)
-    trainer = at.Trainer(model, F.mse_loss, optimizer, control, show=False)
+    tbptt = at.AdaptiveTBPTT(model, F.mse_loss, control)
+    trainer = at.Trainer(tbptt, optimizer, show=False)
     stream = at.SequenceStream(x, y)
     with autocast():
         before = trainer.evaluate(stream)
@@ -329,21 +334,32 @@ class Halves(nn.Module):
         (torch.float16, torch.float32),
     ],
 )
-@pytest.mark.parametrize("affine", [True, False])
-def test_sketches_of_narrow_formats_are_those_of_wide_ones(narrow, head, affine):
+def test_levels_of_narrow_formats_are_those_of_wide_ones(narrow, head):
     torch.manual_seed(0)
     model = Halves(256, narrow, head)
     x, y = 3 * torch.randn(8, 64, 8), 3 * torch.randn(8, 64, 256)
-    recurrent = at.model.as_recurrent(model)
-    recurrent.affine = affine
-    there = at.probe(recurrent, F.mse_loss, x.to(narrow), y.to(head), sketch=64).contributions
-    wide = at.model.as_recurrent(model.float())
-    here = at.probe(wide, F.mse_loss, x, y, sketch=64).contributions
-    np.testing.assert_allclose(there.norms.mean(1), here.norms.mean(1), rtol=0.1)
-    error = np.linalg.norm(there.sketches[:3] - here.sketches[:3], axis=-1)
-    assert (error < 0.1 * np.linalg.norm(here.sketches[:3], axis=-1)).all()
-    again = at.probe(recurrent, F.mse_loss, x, y, sketch=64).contributions  # now in float32
-    np.testing.assert_allclose(again.sketches, here.sketches, rtol=1e-3, atol=1e-6)
+    contexts = (0, 1, 2, 4)
+
+    def levels(x, y):
+        objective = at.model.Objective.of(model, F.mse_loss)
+        state = objective.recurrent.initial_state(x)
+        parameters = list(model.parameters())
+        found = at.measure.level_gradients(
+            objective, at.data.Segment(x, y), state, contexts, parameters
+        )
+        assert found.reached
+        return [
+            torch.cat([torch.zeros(p.numel()) if g is None else g.float().flatten()
+                       for g, p in zip(level, parameters, strict=True)])
+            for level in found.gradients
+        ]  # fmt: skip
+
+    there = levels(x.to(narrow), y.to(head))
+    model.float()
+    here = levels(x, y)
+    for ours, theirs in zip(there, here, strict=True):
+        assert theirs.norm() > 0
+        assert (ours - theirs).norm() < 0.1 * theirs.norm()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -7,12 +7,15 @@ from torch import nn
 from torch.nn import functional as F
 
 import adaptive_tbptt as at
-from adaptive_tbptt.measure.fused_layer import LayerPass, layer_pass
+from adaptive_tbptt.data import Segment
+from adaptive_tbptt.measure.fused_layer import LayerPass
+from adaptive_tbptt.measure.lag_probe import probe_segment
 
 from ..oracle import CoreHead, DictState
 
 pytestmark = pytest.mark.usefixtures("double")
 STEPS, ROWS = 12, 5
+GENERAL = at.measure.ProbeSettings(fused=False)
 
 
 class Encoded(nn.Module):
@@ -50,7 +53,7 @@ LAYERS = {
 
 def both(model, x, y, **options):
     fast = at.probe(model, F.mse_loss, x, y, **options)
-    slow = at.probe(model, F.mse_loss, x, y, fused=False, **options)
+    slow = at.probe(model, F.mse_loss, x, y, settings=GENERAL, **options)
     return fast, slow
 
 
@@ -64,9 +67,19 @@ def assert_same(fast, slow, rtol=1e-10):
         np.testing.assert_allclose(fast.component_norms[name], norms, rtol=rtol)
 
 
+def plan_of(model, x, y=None, loss_fn=F.mse_loss):
+    """The plan that a probe decided on, handed back for the next one."""
+    segment = Segment(x, torch.randn(*x.shape[:2], 4) if y is None else y)
+    objective = at.model.Objective.of(model, loss_fn)
+    return probe_segment(objective, segment, settings=at.measure.ProbeSettings())[1]
+
+
+def flat_loss(outputs, targets):
+    return outputs.square().mean()
+
+
 def is_fused(model, x):
-    recurrent = at.model.as_recurrent(model)
-    return layer_pass(recurrent, x, recurrent.initial_state(x)) is not None
+    return plan_of(model, x, loss_fn=flat_loss).layer is not None
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -239,24 +252,44 @@ def test_a_single_step_does_not_decide_for_the_fast_path():
     resets = torch.zeros(STEPS, ROWS, dtype=torch.bool)
     resets[1, 0] = True
     model = StepByStep()
-    fast, slow = (at.probe(model, F.mse_loss, x, y, resets=resets, fused=f) for f in (True, False))
-    np.testing.assert_allclose(fast.state_norms, slow.state_norms, rtol=1e-5)
-    recurrent = at.model.as_recurrent(StepByStep())
-    at.probe(recurrent, F.mse_loss, x[:2], y[:2])
-    assert recurrent.fused is None
-    at.probe(recurrent, F.mse_loss, x[:2], y[:2], parameters=True)
-    assert recurrent.fused is None
-    at.probe(recurrent, F.mse_loss, x, y, parameters=True)
-    assert recurrent.fused is False
+    assert_same(*both(model, x, y, resets=resets), rtol=1e-5)
+    objective = at.model.Objective.of(StepByStep(), F.mse_loss)
+    settings = at.measure.ProbeSettings()
+    short, long = Segment(x[:2], y[:2]), Segment(x, y)
+    _, open_plan = probe_segment(objective, short, settings=settings)
+    assert open_plan.holds_for is None  # the next probe decides anew
+    _, plan = probe_segment(objective, long, settings=settings, plan=open_plan)
+    assert plan.holds_for is not None
+    assert plan.layer is None
+    _, again = probe_segment(objective, long, settings=settings, plan=plan)
+    assert again is plan
+
+
+def test_a_plan_is_decided_anew_for_another_number_format_or_other_settings():
+    x, y = torch.randn(STEPS, ROWS, 3), torch.randn(STEPS, ROWS, 4)
+    model = nn.GRU(3, 4)
+    objective = at.model.Objective.of(model, F.mse_loss)
+    settings = at.measure.ProbeSettings()
+    _, plan = probe_segment(objective, Segment(x, y), settings=settings)
+    assert plan.layer is model
+    _, general = probe_segment(objective, Segment(x, y), settings=GENERAL, plan=plan)
+    assert general.layer is None
+    model.float()
+    small = Segment(x.float(), y.float())
+    _, other = probe_segment(objective, small, settings=settings, plan=plan)
+    assert other is not plan
+    assert other.layer is model
+    model.weight_hh_l0.data.mul_(0.5)  # other parameters do not change the path
+    assert probe_segment(objective, small, settings=settings, plan=other)[1] is other
 
 
 @pytest.mark.parametrize("make", [Dropped, Packed])
 def test_the_fast_path_is_not_taken_where_training_or_packing_differs(make):
-    recurrent = at.model.as_recurrent(make())
+    model = make()
     x, y = torch.randn(STEPS, ROWS, 3), torch.randn(STEPS, ROWS, 4)
+    assert plan_of(model, x, y).layer is None
     torch.manual_seed(5)
-    fast = at.probe(recurrent, F.mse_loss, x, y)
-    assert recurrent.fused is False
+    fast = at.probe(model, F.mse_loss, x, y)
     torch.manual_seed(5)
-    slow = at.probe(recurrent.module, F.mse_loss, x, y, fused=False)
+    slow = at.probe(model, F.mse_loss, x, y, settings=GENERAL)
     np.testing.assert_allclose(fast.state_norms, slow.state_norms)

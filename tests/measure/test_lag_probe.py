@@ -287,7 +287,7 @@ def test_a_learned_initial_state_is_asked_for():
     model = Learned()
     with pytest.raises(ValueError, match="initial_state"):
         at.probe(model, F.mse_loss, x, y)
-    assert at.probe(model, F.mse_loss, x, y, burn_in=1).window == STEPS - 1
+    assert at.probe(model, F.mse_loss, x, y, burn_in=1).lags == STEPS - 1
     model.initial_state = lambda rows: model.h0.expand(1, rows, 4).contiguous()
     told = at.probe(model, F.mse_loss, x, y)
     start = model.h0.detach().expand(1, ROWS, 4).contiguous()
@@ -316,10 +316,12 @@ def test_a_sparse_embedding_is_measured_like_a_dense_one():
     x, y = torch.randint(5, (80, 3)), torch.randn(80, 3, 4)
     for fused in (True, False):
         sparse, dense = (
-            at.probe(Model(s), F.mse_loss, x, y, sketch=16, fused=fused).contributions
+            at.probe(
+                Model(s), F.mse_loss, x, y, settings=at.measure.ProbeSettings(fused=fused)
+            ).state_norms
             for s in (True, False)
         )
-        np.testing.assert_allclose(sparse.norms, dense.norms, rtol=1e-5)
+        np.testing.assert_allclose(sparse, dense, rtol=1e-5)
     stream = at.SequenceStream(x, y)
     sparse, dense = (
         at.check_bias(Model(s), F.mse_loss, stream, [3], lags=10) for s in (True, False)

@@ -7,8 +7,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import adaptive_tbptt as at
+from adaptive_tbptt.data import Segment
 from adaptive_tbptt.data.nest import leaves
-from adaptive_tbptt.data.segment import Segment
+from adaptive_tbptt.measure.plan import plan_probe
 from adaptive_tbptt.measure.recompute import Segments
 
 from ..oracle import DictState
@@ -31,11 +32,16 @@ def assert_same(a, b):
 def test_the_length_of_the_segments_does_not_matter(kind, fused, resets, held):
     model = kind(3, 5, 2)
     x, y = torch.randn(STEPS, ROWS, 3), torch.randn(STEPS, ROWS, 5)
-    options = {"fused": fused, "burn_in": 1}
+    options = {"burn_in": 1}
     if resets:
         options["resets"] = torch.rand(STEPS, ROWS) < 0.1
-    whole = at.probe(model, F.mse_loss, x, y, held_steps=100, **options)
-    assert_same(at.probe(model, F.mse_loss, x, y, held_steps=held, **options), whole)
+    whole, parts = (
+        at.probe(
+            model, F.mse_loss, x, y, settings=at.measure.ProbeSettings(fused, steps), **options
+        )
+        for steps in (100, held)
+    )
+    assert_same(parts, whole)
 
 
 class Counting(nn.Module):
@@ -65,7 +71,8 @@ class Counting(nn.Module):
 def test_counters_go_on_and_what_has_no_gradient_has_norm_zero(held):
     model = Counting()
     x, y = torch.randn(STEPS, ROWS, 3), torch.randn(STEPS, ROWS, 4)
-    profile = at.probe(model, F.mse_loss, x, y, held_steps=held)
+    settings = at.measure.ProbeSettings(held_steps=held)
+    profile = at.probe(model, F.mse_loss, x, y, settings=settings)
     state = torch.zeros(ROWS, 4, requires_grad=True)
     entering, h = [], state
     for t in range(STEPS):
@@ -102,7 +109,8 @@ def test_a_segment_that_is_run_again_draws_the_same_dropout(monkeypatch):
 
         monkeypatch.setattr(Segments, "_run", note)
         state = model.initial_state(window.inputs)
-        segments = Segments(model, window, state, length=4, fused=fused)
+        plan = plan_probe(model, window.inputs, state, at.measure.ProbeSettings(fused=fused))
+        segments = Segments(model, window, state, plan, length=4)
         forward, left[:] = dict(left), []
         list(segments.backward([torch.ones_like(x) for x in leaves(segments.final)]))
         monkeypatch.undo()
@@ -118,7 +126,8 @@ def test_dropout_in_the_general_path_does_not_depend_on_the_segments():
     profiles = []
     for held in (3, 100):
         torch.manual_seed(1)
-        profiles.append(at.probe(model, F.mse_loss, x, y, held_steps=held, fused=False))
+        settings = at.measure.ProbeSettings(fused=False, held_steps=held)
+        profiles.append(at.probe(model, F.mse_loss, x, y, settings=settings))
     assert_same(*profiles)
 
 
@@ -129,9 +138,10 @@ def test_nested_states_are_carried_between_segments():
         return F.mse_loss(out, target.flatten(0, 1))
 
     whole = at.probe(model, loss, x, y)
-    assert_same(at.probe(model, loss, x, y, held_steps=2), whole)
+    few = at.measure.ProbeSettings(held_steps=2)
+    assert_same(at.probe(model, loss, x, y, settings=few), whole)
 
 
 def test_the_number_of_steps_held_must_be_positive():
     with pytest.raises(ValueError, match="held_steps"):
-        at.probe(nn.GRU(3, 4), F.mse_loss, torch.ones(5, 2, 3), torch.ones(5, 2, 4), held_steps=0)
+        at.measure.ProbeSettings(held_steps=0)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import adaptive_tbptt as at
-from adaptive_tbptt.model.losses import default_count
+from adaptive_tbptt.model.objective import default_count
 
 STEPS, ROWS = 40, 3
 
@@ -47,8 +47,9 @@ FRONTS = {
 }
 
 
-def diagnose(model, loss_fn, stream):
-    at.diagnose(model, loss_fn, stream, lags=10, burn_in=5)
+def diagnose(model, loss_fn, stream, **options):
+    sampling = at.diagnosis.Sampling(burn_in=5)
+    at.diagnose(model, loss_fn, stream, losses=5, lags=8, segments=10, sampling=sampling, **options)
 
 
 @pytest.mark.parametrize("kind", FRONTS)
@@ -83,7 +84,7 @@ def count(target):
     return float((~target.isnan()).sum())
 
 
-@pytest.mark.parametrize("use", [train, at.evaluate])
+@pytest.mark.parametrize("use", [train, at.evaluate, diagnose])
 def test_a_masked_loss_that_is_not_weighed_is_warned_of(use):
     x, y = data()
     y[3:, 1:] = torch.nan
@@ -93,17 +94,22 @@ def test_a_masked_loss_that_is_not_weighed_is_warned_of(use):
     use(nn.GRU(3, 2), masked, stream, count_losses=count)
 
 
-def test_a_mask_that_comes_late_is_seen_in_time():
+@pytest.mark.parametrize(("late", "steps"), [(17, 64), (37, 5)])
+def test_a_mask_that_comes_late_is_seen_by_a_check(late, steps):
     x, y = data()
-    y[17:, 1:] = torch.nan  # inside of the fourth window
-    with pytest.warns(UserWarning, match="count_losses= must count"):
-        train(nn.GRU(3, 2), masked, at.SequenceStream(x, y))
+    y[late:, 1:] = torch.nan  # far behind the first window
+    stream = at.SequenceStream(x, y)
+    (found,) = at.check(nn.GRU(3, 2), masked, stream, steps=steps)
+    assert "count_losses= must count" in found.message
+    assert not found.fatal
+    assert at.check(nn.GRU(3, 2), masked, stream, steps=steps, count_losses=count) == []
+    assert stream.cursor == 0
 
 
-@pytest.mark.parametrize("use", [train, at.evaluate])
+@pytest.mark.parametrize("use", [train, at.evaluate, diagnose])
 def test_a_function_that_sums_is_refused(use):
     stream = at.SequenceStream(*data())
-    with pytest.raises(ValueError, match="the loss is a sum"):
+    with pytest.raises(ValueError, match="loss_fn returns a sum"):
         use(nn.GRU(3, 2), lambda out, y: (out - y).square().sum(), stream)
 
 
@@ -146,18 +152,26 @@ def test_a_random_loss_and_one_with_other_outputs_are_let_pass():
 def test_looking_does_not_change_what_is_drawn():
     x, y = data()
 
-    def losses(seen):
+    def losses(looks):
         torch.manual_seed(0)
         model = nn.GRU(3, 2)
+        called = []
 
         def noisy(out, target):
+            called.append(1)
             return (out + torch.randn_like(out) - target).square().mean()
 
         tbptt = at.AdaptiveTBPTT(model, noisy, at.FixedTruncation(5))
-        tbptt.recurrent.losses_seen, tbptt.recurrent.cuts_checked = seen, bool(seen)
-        return [w.backward().item() for w in tbptt.windows(at.SequenceStream(x, y))]
+        if not looks:  # it is over before the random state is set
+            assert list(tbptt.windows(at.SequenceStream(x, y)))
+            assert called
+        torch.manual_seed(1)
+        called.clear()
+        found = [w.backward().item() for w in tbptt.windows(at.SequenceStream(x, y))]
+        assert (len(called) > len(found)) is looks
+        return found
 
-    assert losses(0) == losses(2**20)
+    assert losses(True) == losses(False)
 
 
 def test_where_rows_start_anew_head_and_loss_are_called_once_per_window():
@@ -171,8 +185,11 @@ def test_where_rows_start_anew_head_and_loss_are_called_once_per_window():
         return ((out - target) / target.std()).square().mean()
 
     tbptt = at.AdaptiveTBPTT(nn.GRU(3, 2), normalised, at.FixedTruncation(10))
-    tbptt.recurrent.losses_seen = 2**20  # looked at enough: it is no mean of its halves
-    for window in tbptt.windows(at.SequenceStream(x, y, resets)):
+    stream = at.SequenceStream(x, y, resets)
+    with pytest.warns(UserWarning, match="does not behave like a mean"):
+        assert list(tbptt.windows(stream))  # it is no mean of its halves; looked at once
+    seen.clear()
+    for window in tbptt.windows(stream):
         window.backward()
     assert seen == [10, 10, 10, 10]
 
@@ -300,7 +317,7 @@ def test_a_look_neither_stops_nor_suspects_what_is_in_order(model, loss_fn):
 def test_a_masked_mean_of_a_half_without_targets_is_no_sum():
     x, y = data()
     mask = torch.zeros(STEPS, ROWS, 1)
-    mask[4::5] = 1.0  # the last step of every window
+    mask[STEPS // 2 :] = 1.0  # the loss of both halves together is that of the second
 
     def loss(out, target):
         value, kept = target

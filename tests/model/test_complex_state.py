@@ -50,19 +50,17 @@ def both(measure):
 
 
 @pytest.mark.parametrize("resets", [False, True])
-def test_norms_and_contributions_are_those_of_pairs(resets):
+def test_norms_are_those_of_pairs(resets):
     x, y, starts = data()
 
     def measure(model):
         return at.probe(
-            model, nn.functional.mse_loss, x, y, burn_in=10, sketch=64,
-            resets=starts if resets else None,
-        )  # fmt: skip
+            model, nn.functional.mse_loss, x, y, burn_in=10, resets=starts if resets else None
+        )
 
     ours, theirs = both(measure)
     assert ours.state_norms == pytest.approx(theirs.state_norms, rel=1e-5)
     assert list(ours.component_norms) == list(theirs.component_norms)
-    assert ours.contributions.norms == pytest.approx(theirs.contributions.norms, rel=1e-5)
     assert ours.state_norms[1].min() > 0
 
 
@@ -92,7 +90,10 @@ def test_stability_and_k_are_those_of_pairs():
     x, y, _ = data(400)
 
     def measure(model):
-        return at.diagnose(model, nn.functional.mse_loss, (x, y), lags=50, samples=12)
+        return at.diagnosis.diagnose_decay(
+            model, nn.functional.mse_loss, (x, y), lags=50,
+            sampling=at.diagnosis.Sampling(samples=12),
+        )  # fmt: skip
 
     ours, theirs = both(measure)
     assert [d.k for d in ours.decisions] == [d.k for d in theirs.decisions]
@@ -137,21 +138,34 @@ def test_a_complex_state_may_be_given():
     assert ours.state_norms == pytest.approx(theirs.state_norms, rel=1e-5)
 
 
-def test_complex_parameters_are_refused_where_their_gradient_is_measured():
-    class Whole(Rotating):
-        def __init__(self):
-            super().__init__()
-            self.shift = nn.Parameter(torch.zeros(4, dtype=torch.cfloat))
+class Shifted(Rotating):
+    """Adds a complex parameter to its state, or the pairs that it is."""
 
-        def core(self, inputs, state):
-            features, (h, last) = super().core(inputs, state)
-            return features, (h + self.shift, last)
+    def __init__(self, pairs=False):
+        super().__init__(pairs)
+        generator = torch.Generator().manual_seed(2)
+        shift = torch.randn(4, 2, generator=generator)
+        self.shift = nn.Parameter(shift if pairs else torch.view_as_complex(shift))
 
-    x, y, _ = data()
-    model = Whole()
-    assert at.probe(model, nn.functional.mse_loss, x, y).state_norms[1:].min() > 0
-    with pytest.raises(TypeError, match="parameter 'shift' is complex"):
-        at.probe(model, nn.functional.mse_loss, x, y, parameters=True)
+    def core(self, inputs, state):
+        features, (h, last) = super().core(inputs, state)
+        return features, (h + self.shift, last)
+
+
+def test_complex_parameters_are_measured_by_level_as_pairs_are():
+    x, y, resets = data()
+    request = at.measure.LevelRequest((0, 1, 4, 8), losses=3, segments=4)
+
+    def measure(model):
+        objective = at.model.Objective.of(model, nn.functional.mse_loss)
+        stream, generator = at.SequenceStream(x, y, resets), torch.Generator().manual_seed(0)
+        return request.measure(at.measure.Source(objective, stream, 5, generator))[0]
+
+    ours, theirs = measure(Shifted()), measure(Shifted(pairs=True))
+    assert ours.size == theirs.size == sum(p.numel() for p in Shifted(pairs=True).parameters())
+    assert ours.vectors == pytest.approx(theirs.vectors, rel=1e-4, abs=1e-5)
+    assert ours.unreached == theirs.unreached == ()
+    assert abs(ours.vectors).max() > 0.1
 
 
 def test_a_state_that_is_a_conjugate_is_carried():

@@ -376,7 +376,7 @@ def bench(
     from benchmarks.bench_sweeps import SWEEPS, plot_sweeps
     from benchmarks.bench_tables import as_markdown, machine, update_csv
 
-    from adaptive_tbptt._torch.denormals import flushed_denormals
+    from adaptive_tbptt._torch.number_formats import flushed_denormals
 
     from .config import nearest
 

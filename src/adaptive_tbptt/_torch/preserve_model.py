@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .compiling import eager
-from .denormals import flushed_denormals
-from .number_formats import forget_casts
-from .random_state import forked_random_state
+from .number_formats import flushed_denormals, forget_casts
 
 
 @contextmanager
@@ -68,4 +67,44 @@ def measuring(module: nn.Module, train: bool | None = None) -> Iterator[None]:
         flushed_denormals(),
         eager(),
     ):
+        yield
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Return the device of the module's first parameter or buffer; the CPU if it has neither."""
+    first = next(chain(module.parameters(), module.buffers()), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def accelerators_of(module: nn.Module) -> list[torch.device]:
+    """Return the devices other than the CPU that hold parts of the module."""
+    devices = {tensor.device for tensor in chain(module.parameters(), module.buffers())}
+    return sorted((d for d in devices if d.type not in ("cpu", "meta")), key=str)
+
+
+RandomState = list[Tensor]
+
+
+def random_state_of(module: nn.Module) -> RandomState:
+    """Return torch's random state on the CPU and on the devices of a module."""
+    others = [torch.get_device_module(d).get_rng_state(d) for d in accelerators_of(module)]
+    return [torch.get_rng_state(), *others]
+
+
+def restore_random_state(module: nn.Module, saved: RandomState) -> None:
+    """Undo `random_state_of`."""
+    torch.set_rng_state(saved[0])
+    for d, state in zip(accelerators_of(module), saved[1:], strict=True):
+        torch.get_device_module(d).set_rng_state(state, d)
+
+
+@contextmanager
+def forked_random_state(module: nn.Module) -> Iterator[None]:
+    """Give the block random states of its own on the CPU and on the module's accelerators."""
+    accelerators = accelerators_of(module)
+    with ExitStack() as stack:
+        if not accelerators:
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+        for d in accelerators:
+            stack.enter_context(torch.random.fork_rng(devices=[d.index or 0], device_type=d.type))
         yield

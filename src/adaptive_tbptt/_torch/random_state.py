@@ -3,42 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-
-from .devices import accelerators_of
-
-RandomState = list[Tensor]
-
-
-def random_state_of(module: nn.Module) -> RandomState:
-    """Return torch's random state on the CPU and on the devices of a module."""
-    others = [torch.get_device_module(d).get_rng_state(d) for d in accelerators_of(module)]
-    return [torch.get_rng_state(), *others]
-
-
-def restore_random_state(module: nn.Module, saved: RandomState) -> None:
-    """Undo `random_state_of`."""
-    torch.set_rng_state(saved[0])
-    for d, state in zip(accelerators_of(module), saved[1:], strict=True):
-        torch.get_device_module(d).set_rng_state(state, d)
-
-
-@contextmanager
-def forked_random_state(module: nn.Module) -> Iterator[None]:
-    """Give the block random states of its own on the CPU and on the module's accelerators."""
-    accelerators = accelerators_of(module)
-    with ExitStack() as stack:
-        if not accelerators:
-            stack.enter_context(torch.random.fork_rng(devices=[]))
-        for d in accelerators:
-            stack.enter_context(torch.random.fork_rng(devices=[d.index or 0], device_type=d.type))
-        yield
 
 
 def get_random_state() -> dict[str, Any]:

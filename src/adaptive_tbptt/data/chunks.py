@@ -146,6 +146,11 @@ class ChunkStream(Stream):
         stop = self.available(self._first + steps)
         return self.segment(self._first, max(stop, self._end)).shifted(steps, generator)
 
+    def peek(self, steps: int) -> Segment:
+        """Return up to `steps` of the steps at hand; reads a chunk only if there are none."""
+        self.available(self.cursor + 1)
+        return self.segment(self.cursor, min(self.cursor + steps, self._end))
+
     def rewind(self) -> None:
         """Start the source anew when it is next read; a source for one epoch is not asked twice."""
         self._stale = self._stale or bool(self.cursor or self._first)

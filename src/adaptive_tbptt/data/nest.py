@@ -14,10 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Nest = Any
+"""A nest of tensors: tuple, list, dict, dataclass, or one tensor."""
+
 State = Any
-
-
 """A nest of tensors. PyTorch's own modules use a tensor (RNN, GRU) or a pair (LSTM)."""
+
+BatchDims = list[int | None]
+"""The batch dimension of each tensor leaf, in the order of `leaves`; None where it has none."""
 
 
 def map_leaves(fn: Callable[..., Any], nest: State, *others: State) -> State:
@@ -106,4 +110,93 @@ def as_real(nest: State) -> State:
     return map_leaves(lambda x: torch.view_as_real(x.resolve_conj()) if x.is_complex() else x, nest)
 
 
-Nest = Any
+def _with_dims(fn: Callable[..., Tensor], dims: BatchDims, state: State, *others: State) -> State:
+    remaining = iter(dims)
+
+    def apply(leaf: Tensor, *rest: Tensor) -> Tensor:
+        dim = next(remaining)
+        return leaf if dim is None else fn(dim, leaf, *rest)
+
+    return map_leaves(apply, state, *others)
+
+
+def select_rows(state: State, rows: Tensor, dims: BatchDims) -> State:
+    """Keep only the given rows (indices) of every leaf that has a batch dimension."""
+    return _with_dims(lambda dim, leaf: leaf.index_select(dim, rows.to(leaf.device)), dims, state)
+
+
+def join_rows(states: list[State], dims: BatchDims) -> State:
+    """Put states of the same structure side by side, as rows of one."""
+    return _with_dims(lambda dim, *parts: torch.cat(parts, dim), dims, states[0], *states[1:])
+
+
+def per_row(values: Tensor, leaf: Tensor, dim: int) -> Tensor:
+    """Shape `(rows,)` values so that they apply to the rows of a leaf."""
+    shape = [1] * leaf.dim()
+    shape[dim] = -1
+    return values.view(shape)
+
+
+def reset_rows(state: State, mask: Tensor, initial: State, dims: BatchDims) -> State:
+    """Return rows where `mask` is true to `initial`, and cut their gradient.
+
+    Args:
+        state: the nest to change; it is not modified.
+        mask: `(rows,)` boolean.
+        initial: a nest of the same structure, with as many rows.
+        dims: batch dimension of each leaf.
+    """
+
+    def apply(dim: int, leaf: Tensor, start: Tensor) -> Tensor:
+        # where() sends exact zeros back to the row it did not take, whatever the values are.
+        # A state that autocast left in bfloat16 stays in it.
+        return torch.where(per_row(mask.to(leaf.device), leaf, dim), start.to(leaf.dtype), leaf)
+
+    return _with_dims(apply, dims, state, initial)
+
+
+def batch_dims(one: State, two: State) -> BatchDims:
+    """Find the batch dimension of each leaf by comparing a one-row state with a two-row state.
+
+    A wrapped `nn.LSTM` has it at 1, most cells at 0; a leaf whose shape does not depend on the
+    number of rows has none.
+
+    >>> batch_dims(torch.zeros(3, 1, 5), torch.zeros(3, 2, 5))
+    [1]
+    """
+    dims: BatchDims = []
+    for (name, a), (_, b) in zip(named_leaves(one), named_leaves(two), strict=True):
+        differing = [d for d in range(a.dim()) if a.shape[d] != b.shape[d]]
+        if a.dim() != b.dim() or len(differing) > 1:
+            raise ValueError(
+                f"cannot tell the batch dimension of state leaf '{name}': it is "
+                f"{tuple(a.shape)} for one row and {tuple(b.shape)} for two; "
+                "pass state_batch_dim="
+            )
+        dims.append(differing[0] if differing else None)
+    return dims
+
+
+def rows_of(inputs: Nest) -> int:
+    """Return the number of rows (the batch size) of time-first inputs."""
+    return leaves(inputs)[0].shape[1]
+
+
+def steps_of(inputs: Nest) -> int:
+    """Return the number of time steps of time-first inputs."""
+    return leaves(inputs)[0].shape[0]
+
+
+def slice_steps(nest: Nest, start: int, stop: int | None) -> Nest:
+    """Cut steps `start` to `stop` out of a time-first nest."""
+    return map_leaves(lambda leaf: leaf[start:stop], nest)
+
+
+def to_device(nest: Nest, device: torch.device) -> Nest:
+    """Move the tensors of a nest to a device."""
+    return map_leaves(lambda leaf: leaf.to(device), nest)
+
+
+def swap_time_and_batch(nest: Nest) -> Nest:
+    """Turn a time-first nest into a batch-first one, or back."""
+    return map_leaves(lambda leaf: leaf.transpose(0, 1), nest)

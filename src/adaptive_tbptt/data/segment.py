@@ -1,4 +1,4 @@
-"""TODO."""
+"""Consecutive steps of every row, time first: what models are run on and losses computed from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .nest import Nest, leaves, map_leaves, named_leaves
+from .nest import (
+    Nest,
+    leaves,
+    map_leaves,
+    named_leaves,
+    rows_of,
+    slice_steps,
+    steps_of,
+    swap_time_and_batch,
+)
 
 
 class Segment(NamedTuple):
@@ -35,14 +44,15 @@ class Segment(NamedTuple):
 
     def between(self, start: int, stop: int) -> Segment:
         """Cut out steps `start` to `stop`."""
-        return Segment(*(slice_steps(part, start, stop) for part in self))
+        cut: Segment = slice_steps(self, start, stop)
+        return cut
 
     def shifted(self, steps: int, generator: torch.Generator | None) -> Segment:
         """Cut `steps` consecutive steps out of every row, each row at its own random offset."""
         if not 1 <= steps <= self.steps:
             raise ValueError(
                 f"a segment of {steps} steps does not fit into a stream of {self.steps}; "
-                "measure a shorter window or give more data"
+                "measure fewer lags or give more data"
             )
         offsets = torch.randint(self.steps - steps + 1, (self.rows,), generator=generator)
         index = offsets + torch.arange(steps)[:, None]
@@ -51,7 +61,8 @@ class Segment(NamedTuple):
         def cut(leaf: Tensor) -> Tensor:
             return leaf[index.to(leaf.device), columns.to(leaf.device)]
 
-        return Segment(*(map_leaves(cut, part) for part in self))
+        shifted: Segment = map_leaves(cut, self)
+        return shifted
 
 
 def time_first(
@@ -67,26 +78,6 @@ def time_first(
     if segment.resets is not None and segment.resets.dtype != torch.bool:
         raise TypeError(f"resets must be boolean, got {segment.resets.dtype}")
     return segment
-
-
-def rows_of(inputs: Nest) -> int:
-    """Return the number of rows (the batch size) of time-first inputs."""
-    return leaves(inputs)[0].shape[1]
-
-
-def steps_of(inputs: Nest) -> int:
-    """Return the number of time steps of time-first inputs."""
-    return leaves(inputs)[0].shape[0]
-
-
-def slice_steps(nest: Nest, start: int, stop: int | None) -> Nest:
-    """Cut steps `start` to `stop` out of a time-first nest."""
-    return map_leaves(lambda leaf: leaf[start:stop], nest)
-
-
-def swap_time_and_batch(nest: Nest) -> Nest:
-    """Turn a time-first nest into a batch-first one, or back."""
-    return map_leaves(lambda leaf: leaf.transpose(0, 1), nest)
 
 
 def check_steps(inputs: Nest, targets: Nest, resets: Tensor | None) -> None:

@@ -52,6 +52,10 @@ class Stream(ABC):
         """
 
     @abstractmethod
+    def peek(self, steps: int) -> Segment:
+        """Return up to `steps` steps from the cursor on, as far as they are at hand."""
+
+    @abstractmethod
     def rewind(self) -> None:
         """Go back to the first step."""
 
@@ -138,6 +142,10 @@ class SequenceStream(Stream):
     def random_segment(self, steps: int, generator: torch.Generator | None = None) -> Segment:
         """Cut `steps` consecutive steps out of every row, each row at its own random offset."""
         return self._all.shifted(steps, generator)
+
+    def peek(self, steps: int) -> Segment:
+        """Return up to `steps` steps from the cursor on."""
+        return self._all.between(self.cursor, self.available(self.cursor + steps))
 
     def rewind(self) -> None:
         """Go back to the first step."""

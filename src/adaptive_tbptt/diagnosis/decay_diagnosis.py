@@ -16,9 +16,8 @@ from ..data.stream import Stream
 from ..estimate.bias import BiasCurve
 from ..estimate.decay import DecayFit, fit_decay
 from ..estimate.lag_profile import LagProfile
-from ..estimate.outcome import Limits, Outcome, TruncationDecision
 from ..estimate.resampling import Interval, Uncertainty, bootstrap
-from ..estimate.truncation import choose_truncation
+from ..estimate.truncation import Limits, Outcome, TruncationDecision, choose_truncation
 from ..measure.sampling import LagRequest
 from ..model.objective import CountLosses, Objective
 from ..model.recurrent import LossFn, Recurrent

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from .._torch.number_formats import wide
-from ..data.nest import Nest, State, leaves, map_leaves, with_gradients
-from ..data.rows import per_row
+from ..data.nest import Nest, State, leaves, map_leaves, per_row, with_gradients
 from ..model.recurrent import Recurrent
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PILOT = 8  # windows that tell how many are needed
-PRECISION = 0.08  # aimed at: half the width of an interval, relative to a bias above NOTABLE
+PRECISION = 0.1  # aimed at: half the width of an interval, relative to a bias above NOTABLE
 NOTABLE = 0.05  # a smaller bias need not be known as precisely
 
 
@@ -180,7 +180,7 @@ def diagnose(
         raise ValueError(f"delta must be in (0, 1), got {delta}: 0.1 tolerates a bias of 10 %")
     lags = _fitting_lags(stream, lags, losses, how.burn_in)
     source = how.source(objective, stream)
-    first = stream.random_segment(min(how.burn_in + lags + losses, _length(stream, lags)))
+    first = stream.peek(64)
     look(objective, first, stream)
     if losses == 1:
         refuse_single_losses(objective, first)
@@ -208,10 +208,6 @@ def diagnose(
         notes=tuple(_notes(curve, sums)),
         seconds=time.monotonic() - began,
     )
-
-
-def _length(stream: Stream, lags: int) -> int:
-    return lags if stream.length is None else stream.length
 
 
 def _fitting_lags(stream: Stream, lags: int | None, losses: int, burn_in: int) -> int:
@@ -344,8 +340,9 @@ def _stays_below(rows: tuple[Row, ...], row: Row, delta: float) -> bool:
 
 
 def _would(row: Row) -> str:
+    steps = "step" if row.context == 1 else "steps"
     return (
-        f"{row.context} steps of context would bring that to {row.bias:.0%} at {row.cost:.1f} "
+        f"{row.context} {steps} of context would bring that to {row.bias:.0%} at {row.cost:.1f} "
         "times the cost"
     )
 

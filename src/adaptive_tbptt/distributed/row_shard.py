@@ -59,6 +59,10 @@ class RowShard(Stream):
         """Cut `steps` steps out of every row of the whole; return this process's."""
         return self._cut(self.whole.random_segment(steps, generator))
 
+    def peek(self, steps: int) -> Segment:
+        """Return up to `steps` steps of this process's rows from the cursor on."""
+        return self._cut(self.whole.peek(steps))
+
     def rewind(self) -> None:
         """Go back to the first step."""
         self.whole.rewind()

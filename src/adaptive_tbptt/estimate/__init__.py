@@ -6,9 +6,8 @@ from .decay import DecayFit, fit_decay
 from .lag_profile import LagProfile
 from .level_bias import LevelCurve
 from .level_sums import LevelSums, levels_up_to
-from .outcome import Limits, Outcome, TruncationDecision
 from .resampling import Uncertainty, bootstrap
-from .truncation import Curve, choose_truncation
+from .truncation import Curve, Limits, Outcome, TruncationDecision, choose_truncation
 
 __all__ = [
     "BiasCurve",

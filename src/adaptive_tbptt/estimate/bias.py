@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .decay import DecayFit
-from .outcome import Limits, Outcome
+from .truncation import Limits, Outcome
 
 Array = NDArray[np.float64]
 

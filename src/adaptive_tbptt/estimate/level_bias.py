@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .level_sums import LevelSums
-from .outcome import Limits, Outcome
+from .truncation import Limits, Outcome
 from .unbiased_norms import chance, jackknife_error, squared_means, student_quantile
 
 Array = NDArray[np.float64]

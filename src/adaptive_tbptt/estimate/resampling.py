@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .bias import log_bounds, smallest_k
 from .decay import DecayFit, fitted_lags, slopes
-from .outcome import Limits
+from .truncation import Limits
 
 Array = NDArray[np.float64]
 

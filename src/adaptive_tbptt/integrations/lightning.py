@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
-from .._torch.denormals import flushed_denormals
+from .._torch.number_formats import flushed_denormals
 from ..data.chunks import ChunkStream, shuffles
 from ..data.segment import Segment, time_first
 from ..loop.adaptive import AdaptiveTBPTT

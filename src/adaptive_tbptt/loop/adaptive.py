@@ -29,6 +29,8 @@ from .carried_states import CarriedStates
 from .estimates import Estimate
 from .window import Span, Tally, Window
 
+LOOK_STEPS = 64  # arbitrary: enough to meet a mask or a sequence's end, cheap beside an epoch
+
 
 class Windows:
     """The windows of one epoch, from the stream's cursor to its end. Iterate over it once."""
@@ -52,6 +54,7 @@ class Windows:
 
     def __iter__(self) -> Iterator[Window]:
         """Yield the windows; afterwards the stream is rewound."""
+        self._owner.prepare(self._stream)
         return self._owner._epoch(self._stream)
 
 
@@ -152,7 +155,7 @@ class AdaptiveTBPTT:
         self.probed_steps = 0
         self._tally, self._carried = Tally(), CarriedStates()
         self._plan: ProbePlan | None = None
-        self._looked = False
+        self._prepared = False
         self._stream: weakref.ref[Stream] | None = None
         self._generator = torch.Generator().manual_seed(seed)
 
@@ -215,6 +218,21 @@ class AdaptiveTBPTT:
         """
         require_stream(stream)
         return Windows(self, stream)
+
+    def prepare(self, stream: Stream) -> None:
+        """Look once at the first steps: check what is assumed, learn how the model is laid out.
+
+        A run that goes on from a checkpoint was looked at when it began.
+        """
+        part = self.ranks.deal(stream)
+        if self._prepared or self.trained_steps or part.available(part.cursor + 1) == part.cursor:
+            return
+        self._prepared = True
+        segment = part.peek(LOOK_STEPS)
+        look(self.objective, segment, part)
+        request = self.request
+        if request is not None:
+            self._plan = request.plan(self.objective, segment)
 
     @property
     def request(self) -> Request | None:
@@ -311,9 +329,6 @@ class AdaptiveTBPTT:
             if request is not None and self._estimate_is_due(stream):
                 self.estimate(stream)
             span = self._next_span(stream)
-            if not self._looked:
-                self._looked = True
-                look(self.objective, stream.segment(span.first, span.stop), stream)
             stream.cursor = span.stop
             yield Window(span, self.objective, stream, self._carried, self._tally, self.ranks)
         stream.rewind()

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.nest import State, leaves, pack, unpack
-from ..data.rows import BatchDims, select_rows
+from ..data.nest import BatchDims, State, leaves, pack, select_rows, unpack
 from ..data.stream import Stream
 from ..distributed.ranks import Packed, Ranks
 from ..model.recurrent import Recurrent

@@ -50,9 +50,8 @@ def evaluate(
     objective = Objective.of(
         model, loss_fn, count_losses, batch_first=batch_first, state_batch_dim=state_batch_dim
     )
-    stop = stream.available(stream.cursor + chunk)
-    if stop > stream.cursor:
-        look(objective, stream.segment(stream.cursor, stop))
+    if stream.available(stream.cursor + 1) > stream.cursor:
+        look(objective, stream.peek(chunk))
     return mean_loss(*evaluate_sum(objective, stream, chunk))
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
 
 from .._torch.compiling import eager
-from .._torch.denormals import flushed_denormals
-from .._torch.number_formats import Scaler, no_autocast
+from .._torch.number_formats import Scaler, flushed_denormals, no_autocast
 from ..data.stream import Stream
 from ..distributed.ranks import Ranks
 from ..model.objective import Objective
@@ -43,11 +43,13 @@ class Tally:
         trained: steps of data trained on, over all epochs.
         since_estimate: the same since the last estimate of K.
         reach: the largest lag that the first and the last loss of the newest window saw.
+        warned: whether a loss that is not a number was reported.
     """
 
     trained: int = 0
     since_estimate: int = 0
     reach: tuple[int, int] = (0, 0)
+    warned: bool = False
 
 
 class Window:
@@ -131,10 +133,23 @@ class Window:
         """
         with flushed_denormals():
             loss = self.loss()
+            self._warn_of_nan(loss)
             goal = loss * scale if scale != 1.0 else loss
             with no_autocast(loss.device):
                 (goal if scaler is None else scaler.scale(goal)).backward()
         return self.average(loss.detach())
+
+    def _warn_of_nan(self, loss: Tensor) -> None:
+        """Say once that a loss is NaN; on an accelerator a look would make every window wait."""
+        if loss.device.type != "cpu" or self._tally.warned or not loss.isnan():
+            return
+        self._tally.warned = True
+        warnings.warn(
+            f"the loss of steps {self.first} to {self.stop} is NaN. If loss_fn ignores all of "
+            "their targets, as padding, say so with count_losses=, which must return 0 for them",
+            UserWarning,
+            stacklevel=3,
+        )
 
     def average(self, loss: Tensor) -> Tensor:
         """Average the gradient, and this window's loss, over all processes; return the loss.

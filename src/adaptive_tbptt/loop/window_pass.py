@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from .._torch.number_formats import forget_casts
-from ..data.nest import State, detach, leaves
-from ..data.segment import Segment, slice_steps
+from ..data.nest import State, detach, leaves, slice_steps
+from ..data.segment import Segment
 from ..model.objective import Objective
 from ..model.running import Piece, run_pieces
 

@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .._torch.preserve_model import preserve
-from ..data.nest import Nest, State, detach, leaves, map_leaves
-from ..data.rows import select_rows
-from ..data.segment import steps_of
+from ..data.nest import Nest, State, detach, leaves, map_leaves, select_rows, steps_of
 from ..model.recurrent import Recurrent
 from ..model.running import unroll
 from .gates import SublayerPass, run_sublayer, weights_of

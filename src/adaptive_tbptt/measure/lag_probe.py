@@ -11,12 +11,10 @@ from ..estimate.lag_profile import LagProfile
 from ..model.objective import CountLosses, Objective
 from ..model.recurrent import LossFn, Recurrent
 from ..model.running import warm_up
-from .batch_norm import refuse_batch_norm
-from .dropped_gradients import warn_of_dropped_gradients
+from .checks import alive_rows, check_reached, refuse_batch_norm, warn_of_dropped_gradients
 from .lag_norms import LagNorms
 from .loss_step import LossStep
 from .plan import ProbePlan, ProbeSettings, plan_probe
-from .reach import alive_rows, check_reached
 from .recompute import Segments
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from .._torch.number_formats import autocast_format, no_autocast
-from ..data.nest import State, leaves, map_leaves, with_gradients
-from ..data.segment import Segment, rows_of
+from ..data.nest import State, leaves, map_leaves, rows_of, with_gradients
+from ..data.segment import Segment
 from ..model.objective import Objective
 from ..model.running import unroll
 from .passes import as_variable

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .._torch.number_formats import no_autocast
-from ..data.nest import State, leaves, map_leaves, with_gradients
-from ..data.rows import per_row, reset_rows
+from ..data.nest import State, leaves, map_leaves, per_row, reset_rows, with_gradients
 from ..data.segment import Segment
 from ..model.recurrent import Recurrent
 from ..model.running import unroll

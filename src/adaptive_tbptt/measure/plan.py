@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from .._torch.number_formats import autocast_format
-from ..data.nest import Nest, State
-from ..data.segment import Segment, steps_of
+from ..data.nest import Nest, State, steps_of
+from ..data.segment import Segment
 from ..model.recurrent import Recurrent
 from .fused_layer import find_fused_layer
 from .passes import Pass, StepPass, fused_pass

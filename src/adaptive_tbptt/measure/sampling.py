@@ -11,19 +11,19 @@ import torch
 from numpy.typing import NDArray
 
 from .._torch.preserve_model import measuring, preserve
-from ..data.segment import Segment, check_finite, slice_steps
+from ..data.nest import detach, slice_steps
+from ..data.segment import Segment, check_finite
 from ..data.stream import Stream
 from ..estimate.lag_profile import LagProfile
 from ..estimate.level_sums import LevelSums
 from ..model.objective import CountLosses, Objective
 from ..model.running import warm_up
-from .batch_norm import refuse_batch_norm
+from .checks import alive_rows, check_reached, refuse_batch_norm
 from .fold import Fold, Gradient
 from .lag_probe import probe_segment
 from .levels import LevelGradients, check_contexts, level_gradients
 from .loss_step import NOT_REACHED
-from .plan import ProbePlan, ProbeSettings
-from .reach import alive_rows, check_reached
+from .plan import ProbePlan, ProbeSettings, plan_probe
 
 Flags = NDArray[np.bool_]
 Progress = Callable[[int, int], None]
@@ -115,6 +115,17 @@ class LagRequest:
         """Steps of data that one segment needs after the burn-in."""
         return self.lags
 
+    def plan(self, objective: Objective, segment: Segment) -> ProbePlan | None:
+        """Decide how the model is probed, on some steps of data; None leaves that to the probe."""
+        recurrent = objective.recurrent
+        inputs = recurrent.place(segment.inputs)
+        with measuring(recurrent.module):
+            try:
+                state = detach(recurrent.initial_state(inputs))
+            except ValueError:  # the model does not say where it starts; a burn-in will
+                return None
+            return plan_probe(recurrent, inputs, state, self.settings)
+
     def measure(
         self, source: Source, plan: ProbePlan | None = None
     ) -> tuple[LagProfile, ProbePlan | None]:
@@ -185,6 +196,10 @@ class LevelRequest:
     def batches(self) -> int:
         """Segments to draw."""
         return self.segments
+
+    def plan(self, objective: Objective, segment: Segment) -> None:
+        """Levels take the same path through every model."""
+        return None
 
     def measure(
         self, source: Source, plan: ProbePlan | None = None, progress: Progress | None = None

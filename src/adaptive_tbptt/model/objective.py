@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .._torch.compiling import plain
-from ..data.nest import Nest, leaves, map_leaves
-from ..data.segment import slice_steps
+from ..data.nest import Nest, leaves, map_leaves, slice_steps
 from .recurrent import LossFn, Recurrent, as_recurrent
 from .running import Piece
 

@@ -16,11 +16,20 @@ import torch
 from torch import Tensor, nn
 
 from .._torch.compiling import compiled_parts, eager, plain
-from .._torch.devices import device_of
-from .._torch.preserve_model import preserve
-from ..data.nest import Nest, State, as_real, leaves, map_leaves, named_leaves
-from ..data.rows import BatchDims, select_rows
-from ..data.segment import rows_of, swap_time_and_batch
+from .._torch.preserve_model import device_of, preserve
+from ..data.nest import (
+    BatchDims,
+    Nest,
+    State,
+    as_real,
+    leaves,
+    map_leaves,
+    named_leaves,
+    rows_of,
+    select_rows,
+    swap_time_and_batch,
+    to_device,
+)
 from .state_layout import find_layout
 
 LossFn = Callable[[Any, Any], Tensor]
@@ -195,8 +204,7 @@ class Recurrent:
 
     def place(self, nest: Nest) -> Nest:
         """Move tensors to the device of the model."""
-        device = self.device
-        return map_leaves(lambda x: x.to(device), nest)
+        return to_device(nest, self.device)
 
     @property
     def device(self) -> torch.device:

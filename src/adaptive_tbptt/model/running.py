@@ -11,9 +11,8 @@ from torch import Tensor
 
 from .._torch.compiling import eager
 from .._torch.number_formats import forget_casts
-from ..data.nest import Nest, State, detach
-from ..data.rows import reset_rows
-from ..data.segment import Segment, slice_steps, steps_of
+from ..data.nest import Nest, State, detach, reset_rows, slice_steps, steps_of
+from ..data.segment import Segment
 from .recurrent import Recurrent
 
 

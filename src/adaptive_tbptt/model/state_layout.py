@@ -9,11 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from .._torch.compiling import eager, plain
-from .._torch.devices import device_of
 from .._torch.number_formats import autocast_format, wide
-from .._torch.preserve_model import preserve
-from ..data.nest import State, detach, leaves, map_leaves, pack
-from ..data.rows import BatchDims, batch_dims, select_rows
+from .._torch.preserve_model import device_of, preserve
+from ..data.nest import BatchDims, State, batch_dims, detach, leaves, map_leaves, pack, select_rows
 
 Core = Callable[[Any, State], tuple[Any, State]]
 

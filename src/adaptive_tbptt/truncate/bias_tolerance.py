@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..estimate.outcome import Limits, Outcome, TruncationDecision
-from ..estimate.truncation import choose_truncation
+from ..estimate.truncation import Limits, Outcome, TruncationDecision, choose_truncation
 from ..measure.sampling import Evidence, Request
 from .controller import Controller, TruncationState
 from .gauges import Gauge, PaperGauge

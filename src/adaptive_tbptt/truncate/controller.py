@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from ..estimate.level_sums import LevelSums
-from ..estimate.outcome import Outcome, TruncationDecision
-from ..estimate.truncation import Curve
+from ..estimate.truncation import Curve, Outcome, TruncationDecision
 from ..measure.sampling import Evidence, Request
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..estimate.outcome import Outcome, TruncationDecision
+from ..estimate.truncation import Outcome, TruncationDecision
 from ..measure.sampling import Evidence
 
 _REMEDIES = {

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..estimate.lag_profile import LagProfile
-from ..estimate.outcome import TruncationDecision
+from ..estimate.truncation import TruncationDecision
 from ..measure.sampling import Evidence, LagRequest, Request
 from .controller import Controller, TruncationState
 

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from ..estimate.outcome import TruncationDecision
+from ..estimate.truncation import TruncationDecision
 from ..measure.sampling import Evidence, Request
 from .controller import Controller, TruncationState
 

@@ -1,19 +1,71 @@
-"""Parts of the state that change the output, and yet get no gradient at any lag."""
+"""What would make a measurement wrong: dropped gradients, and rows that depend on each other."""
 
 from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from .._torch.number_formats import autocast_format, wide
-from .._torch.random_state import random_state_of, restore_random_state
+from .._torch.preserve_model import random_state_of, restore_random_state
 from ..data.nest import State, leaves, map_leaves
 from ..data.segment import Segment
 from ..estimate.lag_profile import LagProfile
+from ..model.objective import CountLosses
 from ..model.recurrent import Recurrent
 from ..model.running import unroll
+from .loss_step import NOT_REACHED
+
+
+def refuse_batch_norm(module: nn.Module) -> None:
+    """Refuse batch normalisation that would use the rows of a measurement for its statistics."""
+    for name, part in module.named_modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training:
+            raise ValueError(
+                f"'{name}' is batch normalisation in training mode: it makes the rows depend on "
+                "each other. Measure in eval mode, or normalise otherwise (LayerNorm)"
+            )
+
+
+def rows_with_loss(segment: Segment, count_losses: CountLosses) -> NDArray[np.bool_]:
+    """Tell which rows have a target at the last step that is not masked."""
+
+    def weight(row: int) -> float:
+        return count_losses(map_leaves(lambda x: x[-1:, row : row + 1], segment.targets))
+
+    return np.array([weight(row) > 0 for row in range(segment.rows)])
+
+
+def alive_rows(
+    segment: Segment, count_losses: CountLosses, profile: LagProfile | None
+) -> NDArray[np.bool_]:
+    """Tell which rows have a loss at the last step and do not start a sequence there.
+
+    For `check_reached`: where a gradient was seen there is nothing to check, and no row is asked.
+    """
+    if profile is not None and profile.state_norms[1].any():
+        return np.ones(segment.rows, dtype=bool)
+    if segment.resets is None:
+        return rows_with_loss(segment, count_losses)
+    return rows_with_loss(segment, count_losses) & ~segment.resets[-1].cpu().numpy()
+
+
+def check_reached(profile: LagProfile, alive: NDArray[np.bool_]) -> None:
+    """Refuse a profile in which no gradient reaches the state that entered the loss's step.
+
+    Args:
+        profile: what was measured.
+        alive: `(samples,)`, from `alive_rows`.
+    """
+    if alive.any() and not profile.state_norms[1, alive].any():
+        raise ValueError(
+            f"{NOT_REACHED}. A kernel that drops the gradient of the state it is handed looks "
+            "like this, and would make every truncation length look safe"
+        )
+
 
 _SHIFT = 0.1  # arbitrary: well above rounding, and less than one for states that count steps
 

@@ -1,0 +1,1 @@
+"""Is the answer right? `diagnose` against brute force."""
