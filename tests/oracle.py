@@ -128,7 +128,7 @@ class Scripted(at.truncate.Controller):
     def __init__(self, ks: list[int]) -> None:
         self.ks = ks
 
-    window = 2
+    lags = 2
     k_max = property(lambda self: max(self.ks))
 
     def init(self) -> at.truncate.TruncationState:

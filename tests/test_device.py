@@ -57,7 +57,7 @@ MODELS = {
 def formats(request, monkeypatch):
     """Some devices have no float64."""
     if request.param == "no float64":
-        monkeypatch.setattr("adaptive_tbptt.precision.NO_FLOAT64", {"mps", "elsewhere"})
+        monkeypatch.setattr("adaptive_tbptt._torch.number_formats.NO_FLOAT64", {"mps", "elsewhere"})
         monkeypatch.setattr("tests.elsewhere.NO_FLOAT64", {"mps", "elsewhere"})
 
 
