@@ -161,10 +161,10 @@ def test_a_trainer_compiles_windows_and_whole_pieces_of_validation_alone(tmp_pat
 
     def fit(net, folder, **options):
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        tbptt = at.AdaptiveTBPTT(net, F.mse_loss, at.FixedTruncation(8))
         trainer = at.Trainer(
-            net, F.mse_loss, optimizer, at.FixedTruncation(8), run_dir=folder, eval_chunk=20,
-            show=False, tensorboard=False,
-        )  # fmt: skip
+            tbptt, optimizer, run_dir=folder, eval_chunk=20, show=False, tensorboard=False
+        )
         trainer.fit(stream, stream, **options)
         return trainer
 

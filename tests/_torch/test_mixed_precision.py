@@ -263,7 +263,8 @@ def test_the_trainer_runs_under_autocast():
     model = CoreHead(nn.GRU(INPUTS, HIDDEN), HIDDEN, HIDDEN)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     control = at.BiasTolerance(delta=0.5, k_max=20, lags=30)
-    trainer = at.Trainer(model, F.mse_loss, optimizer, control, show=False)
+    tbptt = at.AdaptiveTBPTT(model, F.mse_loss, control)
+    trainer = at.Trainer(tbptt, optimizer, show=False)
     stream = at.SequenceStream(x, y)
     with autocast():
         before = trainer.evaluate(stream)

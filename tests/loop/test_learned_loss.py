@@ -20,10 +20,8 @@ def build(folder=None, **options):
     torch.manual_seed(0)
     model, loss = nn.GRU(3, 4), Scaled()
     optimizer = torch.optim.SGD([*model.parameters(), *loss.parameters()], lr=0.1)
-    trainer = at.Trainer(
-        model, loss, optimizer, at.FixedTruncation(5), run_dir=folder, show=False,
-        tensorboard=False, **options,
-    )  # fmt: skip
+    tbptt = at.AdaptiveTBPTT(model, loss, at.FixedTruncation(5))
+    trainer = at.Trainer(tbptt, optimizer, run_dir=folder, show=False, tensorboard=False, **options)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(60, 2, 7, generator=generator)
     return trainer, at.SequenceStream(x[..., :3], 10 * x[..., 3:])
@@ -72,5 +70,6 @@ def test_it_is_clipped_with_the_rest():
 def test_parameters_that_nobody_would_save_are_refused():
     model, stranger = nn.GRU(3, 4), nn.Parameter(torch.zeros(()))
     optimizer = torch.optim.SGD([*model.parameters(), stranger], lr=0.1)
+    tbptt = at.AdaptiveTBPTT(model, nn.MSELoss(), at.FixedTruncation(5))
     with pytest.raises(ValueError, match="1 of the optimiser's parameters belong neither"):
-        at.Trainer(model, nn.MSELoss(), optimizer, at.FixedTruncation(5))
+        at.Trainer(tbptt, optimizer)

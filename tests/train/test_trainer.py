@@ -79,9 +79,8 @@ def test_the_optimiser_is_left_as_it_was():
     trainer = build(controller=at.FixedTruncation(9))
     trainer.scheduler = None
     for _ in range(2):
-        again = at.Trainer(
-            trainer.model, F.mse_loss, trainer.optimizer, at.FixedTruncation(9), show=False
-        )
+        tbptt = at.AdaptiveTBPTT(trainer.model, F.mse_loss, at.FixedTruncation(9))
+        again = at.Trainer(tbptt, trainer.optimizer, show=False)
         again.fit(streams()[0], epochs=1)
         assert trainer.optimizer.param_groups[0]["lr"] == 0.05
     assert not trainer.optimizer._optimizer_step_pre_hooks
@@ -111,10 +110,8 @@ def test_a_wrapped_model_says_how_it_is_laid_out():
     model = Hidden()
     stream = streams()[0]
     recurrent = at.model.as_recurrent(model, batch_first=True)
-    trainer = at.Trainer(
-        recurrent, F.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), at.FixedTruncation(5),
-        show=False,
-    )  # fmt: skip
+    tbptt = at.AdaptiveTBPTT(recurrent, F.mse_loss, at.FixedTruncation(5))
+    trainer = at.Trainer(tbptt, torch.optim.SGD(model.parameters(), lr=0.1), show=False)
     trainer.fit(stream, stream, epochs=1)
     plain = nn.GRU(3, 2)
     plain.load_state_dict(model.gru.state_dict())
@@ -134,7 +131,7 @@ def test_patience_and_time_end_a_run():
             return F.mse_loss(outputs, targets) + self.value
 
     trainer = build(patience=2)
-    trainer.loss_fn = Worse()
+    trainer.tbptt.loss_fn = Worse()
     result = trainer.fit(*streams(), epochs=50)
     assert (result.stopped, result.epochs, result.best_epoch) == ("patience", 3, 1)
     result = build(max_seconds=0.0).fit(*streams(), epochs=50)
@@ -262,10 +259,7 @@ def test_a_schedule_by_validation_is_not_stepped_by_windows():
     trainer = build()
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(trainer.optimizer)
     with pytest.raises(ValueError, match="once per epoch"):
-        at.Trainer(
-            trainer.model, F.mse_loss, trainer.optimizer, at.FixedTruncation(3), scheduler=plateau,
-            scheduler_per="window",
-        )  # fmt: skip
+        at.Trainer(trainer.tbptt, trainer.optimizer, scheduler=plateau, scheduler_per="window")
 
 
 @pytest.mark.parametrize("options", [{"scheduler_per": "day"}, {"patience": 0}])
@@ -276,6 +270,18 @@ def test_options_are_checked(options):
         build().fit(streams()[0], epochs=0)
     with pytest.raises(ValueError, match="run_dir"):
         build().fit(streams()[0], epochs=1, resume=True)
+
+
+def test_the_old_form_gets_a_sentence():
+    trainer = build()
+    model, optimizer = trainer.model, trainer.optimizer
+    for old in (
+        (model, F.mse_loss, optimizer, at.FixedTruncation(3)),
+        (model, optimizer),
+        (at.model.as_recurrent(model), optimizer),
+    ):
+        with pytest.raises(TypeError, match=r"got (Model|Recurrent) first: write Trainer\(Adapt"):
+            at.Trainer(*old)
 
 
 def test_training_time_is_told_by_the_clock_that_was_given():
@@ -309,11 +315,11 @@ def test_a_validation_that_is_never_finite_ends_patience():
 
 def test_an_epoch_without_a_target_ends_all_the_same():
     model, loss = nn.GRU(3, 4), nn.CrossEntropyLoss(ignore_index=-1)
-    trainer = at.Trainer(
+    tbptt = at.AdaptiveTBPTT(
         model, lambda out, target: loss(out.flatten(0, 1), target.flatten()),
-        torch.optim.SGD(model.parameters(), lr=0.1), at.FixedTruncation(5),
-        count_losses=lambda targets: 0.0, show=False,
+        at.FixedTruncation(5), count_losses=lambda targets: 0.0,
     )  # fmt: skip
+    trainer = at.Trainer(tbptt, torch.optim.SGD(model.parameters(), lr=0.1), show=False)
     stream = at.SequenceStream(torch.randn(20, 2, 3), torch.full((20, 2), -1))
     assert trainer.fit(stream, epochs=1).history[0]["train_loss"] is None
 

@@ -18,16 +18,14 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from .._torch import compiling as compiled
 from ..data.stream import Stream, require_stream
-from ..distributed.ranks import Ranks, present_ranks
+from ..distributed.ranks import Ranks
 from ..errors import TrainingError
 from ..loop.adaptive import AdaptiveTBPTT
 from ..loop.clipping import Clip
 from ..loop.evaluation import evaluate_sum, mean_loss
 from ..loop.step_scale import Rule, StepScale
 from ..loop.window import Window
-from ..model.losses import CountLosses
-from ..model.recurrent import LossFn, Recurrent, as_recurrent
-from ..truncate.controller import Controller
+from ..model.recurrent import LossFn
 from . import training_state as snapshot
 from .interrupt import DeferredInterrupt
 from .loggers import Logger, Metrics, plain
@@ -65,18 +63,13 @@ class Trainer:
     """Train a recurrent module with truncated backpropagation, K fixed or chosen from delta.
 
     Args:
-        model: any recurrent module; see `adaptive_tbptt.model`. `as_recurrent(module, ...)` says
-            how it is laid out where that cannot be seen.
-        loss_fn: `loss_fn(outputs, targets)`, a mean over time and batch.
+        tbptt: the `AdaptiveTBPTT`: it holds the model, the loss and how windows are cut.
         optimizer: any torch optimiser.
-        controller: `FixedTruncation(k)` or `BiasTolerance(delta, ...)`.
         run_dir: folder for `metrics.jsonl` and `checkpoints/`; None writes nothing.
         scheduler: any torch scheduler; it sees the base rate, never the scaled one.
         scheduler_per: 'epoch', or 'window' for schedulers that count updates.
         step_scale: the rate is multiplied by sqrt(K2), K2 or 1 during a step; K2 = K by default.
         clip: gradient clipping.
-        losses: K2; this and `overlap`, `estimates_per_epoch`, `estimate_every`, `burn_in` and
-            `count_losses` are as in `AdaptiveTBPTT`.
         patience: stop after so many epochs without a better validation loss.
         eval_chunk: steps that validation evaluates at a time.
         max_seconds: stop after so much training time, resumed runs included.
@@ -87,9 +80,9 @@ class Trainer:
         callbacks: each is called as `callback(trainer, metrics)` after every epoch and may add to
             the metrics; what it needs later it finds in `trainer.history`.
         show: whether to show progress.
-        seed: of the segments that are probed.
-        ranks: the processes that train together, as in `AdaptiveTBPTT`. The first of them writes
-            and talks.
+
+    Where several processes train together (`tbptt.ranks`), the first of them writes files and
+    shows progress.
 
     Attributes:
         tbptt: the windows, with the history of K.
@@ -108,22 +101,14 @@ class Trainer:
 
     def __init__(
         self,
-        model: nn.Module | Recurrent,
-        loss_fn: LossFn,
+        tbptt: AdaptiveTBPTT,
         optimizer: Optimizer,
-        controller: Controller,
-        *,
+        *old_form: Any,
         run_dir: str | Path | None = None,
         scheduler: Any = None,
         scheduler_per: Literal["epoch", "window"] = "epoch",
         step_scale: Rule = "sqrt",
         clip: Clip | None = None,
-        losses: int | float = 1.0,
-        overlap: bool = True,
-        estimates_per_epoch: float = 1.0,
-        estimate_every: int | None = None,
-        burn_in: int = 20,
-        count_losses: CountLosses | None = None,
         patience: int | None = None,
         eval_chunk: int = 256,
         max_seconds: float | None = None,
@@ -133,9 +118,12 @@ class Trainer:
         tensorboard: bool | None = None,
         callbacks: Sequence[Callback] = (),
         show: bool = True,
-        seed: int = 0,
-        ranks: Ranks | None = None,
     ) -> None:
+        if old_form or not isinstance(tbptt, AdaptiveTBPTT):
+            raise TypeError(
+                f"Trainer takes an AdaptiveTBPTT and an optimiser, got {type(tbptt).__name__} "
+                "first: write Trainer(AdaptiveTBPTT(model, loss_fn, controller), optimizer, ...)"
+            )
         if scheduler_per not in ("epoch", "window"):
             raise ValueError(f"scheduler_per must be 'epoch' or 'window', got {scheduler_per!r}")
         if scheduler_per == "window" and isinstance(scheduler, ReduceLROnPlateau):
@@ -144,41 +132,27 @@ class Trainer:
             raise ValueError(f"patience must be at least 1 epoch, got {patience}")
         if eval_chunk < 1:
             raise ValueError(f"eval_chunk must be at least 1 step, got {eval_chunk}")
-        self.ranks = present_ranks() if ranks is None else ranks
-        if not self.ranks.leads:  # the first process writes and talks
+        if not tbptt.ranks.leads:  # the first process writes and talks
             run_dir, show, tensorboard, loggers = None, False, False, ()
-        recurrent = as_recurrent(model)
-        self.model, self.loss_fn, self.optimizer = recurrent.module, loss_fn, optimizer
+        self.tbptt, self.optimizer = tbptt, optimizer
         self.scheduler, self.scheduler_per = scheduler, scheduler_per
         self.clip, self.patience, self.max_seconds = clip, patience, max_seconds
         self.checkpoint_seconds, self.show, self.eval_chunk = checkpoint_seconds, show, eval_chunk
         self.folder = RunFolder(run_dir)
         self.loggers = [*loggers, *self.folder.tensorboard(tensorboard)]
         self.callbacks, self.clock = list(callbacks), clock
-        self.tbptt = AdaptiveTBPTT(
-            recurrent,
-            loss_fn,
-            controller,
-            losses=losses,
-            overlap=overlap,
-            estimates_per_epoch=estimates_per_epoch,
-            estimate_every=estimate_every,
-            burn_in=burn_in,
-            count_losses=count_losses,
-            seed=seed,
-            ranks=self.ranks,
-        )
         snapshot.refuse_strangers(optimizer, self.tbptt.parameters)
         self.step_scale, self.meter = step_scale, LossMeter()
+        # The wording is that of all checkpoints so far, so that they can still be resumed.
         self.settings = {
-            "controller": repr(controller),
+            "controller": repr(tbptt.controller),
             "optimizer": f"{type(optimizer).__name__}, {len(optimizer.param_groups)} groups",
             "scheduler": type(scheduler).__name__,
             "step_scale": step_scale,
             "clip": repr(clip),
-            "losses": repr(losses),
-            "overlap": repr(overlap),
-            "estimates": repr((estimates_per_epoch, estimate_every, burn_in)),
+            "losses": snapshot.losses_setting(tbptt),
+            "overlap": repr(tbptt.overlap),
+            "estimates": repr((tbptt.estimates_per_epoch, tbptt.estimate_every, tbptt.burn_in)),
         }
         self.epoch, self.updates, self.seconds = 0, 0, 0.0
         self.history: list[dict[str, Any]] = []
@@ -186,6 +160,21 @@ class Trainer:
         self.best_loss: float | None = None
         self.best_state: dict[str, Tensor] | None = None
         self.best_loss_states: list[dict[str, Any]] = []
+
+    @property
+    def model(self) -> nn.Module:
+        """The module that is trained."""
+        return self.tbptt.recurrent.module
+
+    @property
+    def loss_fn(self) -> LossFn:
+        """The loss of training and validation."""
+        return self.tbptt.loss_fn
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that train together."""
+        return self.tbptt.ranks
 
     def fit(
         self, train: Stream, valid: Stream | None = None, *, epochs: int, resume: bool = False

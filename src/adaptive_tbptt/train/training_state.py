@@ -12,6 +12,7 @@ from .._torch.compiling import plain
 from .._torch.random_state import get_random_state, set_random_state
 from ..data.stream import Stream
 from ..errors import TrainingError
+from ..loop.adaptive import AdaptiveTBPTT
 from .checkpoint import load_model
 
 if TYPE_CHECKING:
@@ -27,6 +28,16 @@ def refuse_strangers(optimizer: Optimizer, parameters: list[nn.Parameter]) -> No
             f"{len(strangers)} of the optimiser's parameters belong neither to the model nor to "
             "the loss, so they would not be saved: make them part of either"
         )
+
+
+def losses_setting(tbptt: AdaptiveTBPTT) -> str:
+    """Return K2 as checkpoints hold it: '5' is 5 steps, '0.5' is half of K.
+
+    Checkpoints from before `losses_per_k` wrote the one argument there was, an int or a float.
+    """
+    if tbptt.losses is not None:
+        return repr(int(tbptt.losses))
+    return repr(1.0 if tbptt.losses_per_k is None else float(tbptt.losses_per_k))
 
 
 def loss_states(trainer: Trainer) -> list[dict[str, Any]]:
