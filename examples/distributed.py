@@ -46,7 +46,7 @@ def train(epochs: int, device: str) -> None:
         for window in tbptt.windows(stream):
             loss = window.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            scale.step(window.losses)
+            scale.step(window)
             optimizer.step()
             optimizer.zero_grad()
         if tbptt.ranks.leads:

@@ -66,7 +66,7 @@ def main() -> None:
                 loss = window.loss()
             fabric.backward(loss)
             fabric.clip_gradients(model, optimizer, max_norm=1.0)
-            scale.step(window.losses)
+            scale.step(window)
             optimizer.step()
             optimizer.zero_grad()
         print(f"epoch {epoch + 1:2d}  loss {loss.item():.4f}  K {tbptt.k}", flush=True)

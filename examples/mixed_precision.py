@@ -52,7 +52,7 @@ def main() -> None:
                 loss = window.backward(scaler=scaler)  # .grad is scaled, the loss is not
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            scale.step(window.losses)
+            scale.step(window)
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()

@@ -49,7 +49,7 @@ def main() -> None:
         for window in tbptt.windows(stream):
             loss = window.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            scale.step(window.losses)
+            scale.step(window)
             optimizer.step()
             optimizer.zero_grad()
         print(f"epoch {epoch + 1:2d}  loss {loss.item():.4f}  K {tbptt.k}", flush=True)

@@ -124,7 +124,7 @@ def test_a_loop_chooses_the_same_k_and_learns_the_same(name, gauge):
         numbers = []
         for window in tbptt.windows(at.SequenceStream(*data(), resets=resets)):
             numbers += [window.k, float(window.backward())]
-            scale.step(window.k)
+            scale.step(window)
             optimizer.step()
             optimizer.zero_grad()
         return numbers

@@ -96,7 +96,7 @@ def by_hand(model, controller, streams, epochs=2, clip=CLIP, **options):
                 loss = window.backward()
                 if clip is not None:
                     clip(model.parameters(), window.losses)
-                scale.step(window.losses)
+                scale.step(window)
                 optimizer.step()
                 optimizer.zero_grad()
                 losses.append((loss.item(), window.weight))

@@ -59,7 +59,7 @@ def test_the_trainer_is_the_loop_one_would_write():
         for window in tbptt.windows(stream):
             window.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0 / 5)
-            scale.step(window.k)
+            scale.step(window)
             optimizer.step()
             optimizer.zero_grad()
         scheduler.step()

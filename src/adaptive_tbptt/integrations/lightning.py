@@ -180,7 +180,7 @@ class TBPTTModule(LightningModule):
             loss = window.loss()
             self.manual_backward(loss)
         self._losses = window.losses
-        scale.step(window.losses)
+        scale.step(window)
         optimizer.step()
         optimizer.zero_grad()
         self._step_schedulers("step", plateau=False)

@@ -291,7 +291,7 @@ class Trainer:
         loss = window.backward()
         if self.clip is not None:
             self.clip(self.tbptt.parameters, window.losses)
-        self.scale.step(window.losses)
+        self.scale.step(window)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.updates += 1
