@@ -220,28 +220,41 @@ def test_tensorboard_gets_the_numbers_when_asked_for(tmp_path, monkeypatch):
         build(tmp_path / "other", tensorboard=True)
 
 
-def test_a_window_that_will_not_fit_is_said_before_training(monkeypatch):
-    from adaptive_tbptt.train import memory as module
-
-    monkeypatch.setattr(module, "free_bytes", lambda device: 1000)
-    with pytest.warns(UserWarning, match="k_max=12 needs about"):
-        build().fit(streams()[0], epochs=1)
+def cpu_allocator_fails():
+    torch.empty(2**60, dtype=torch.uint8)  # more than any address space holds
 
 
-def test_the_estimate_of_a_windows_memory_is_about_right():
-    from adaptive_tbptt.model.losses import default_count
-    from adaptive_tbptt.train.memory import activation_bytes, estimate_window_bytes
+def gpu_allocator_fails():
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    recurrent = at.model.as_recurrent(Model())
-    stream, count_losses = streams()[0], default_count(F.mse_loss)
-    guess = estimate_window_bytes(
-        recurrent, F.mse_loss, stream.segment(0, 24), 40, 30, count_losses
+
+@pytest.mark.parametrize("fail", [cpu_allocator_fails, gpu_allocator_fails])
+@pytest.mark.parametrize("when", ["forward", "backward"])
+def test_a_window_that_does_not_fit_into_memory_is_named(tmp_path, fail, when):
+    trainer = build(tmp_path, at.FixedTruncation(10), windows={"losses": 30}, checkpoint_seconds=0)
+
+    def run_out(*_):
+        if trainer.updates == 2:
+            fail()
+
+    if when == "forward":
+        trainer.model.out.register_forward_pre_hook(run_out)
+    else:
+        trainer.model.out.bias.register_hook(run_out)
+    said = r"K = 10 and 30 losses, in epoch 1: lower k_max .*, losses or the batch size.*last\.saf"
+    with pytest.raises(at.train.TrainingError, match=said) as raised:
+        trainer.fit(*streams(), epochs=1)
+    assert isinstance(raised.value.__cause__, RuntimeError)
+    assert build(tmp_path, at.FixedTruncation(10), windows={"losses": 30}).fit(
+        *streams(), epochs=1, resume=True
     )
-    truth = activation_bytes(recurrent, F.mse_loss, stream.segment(0, 70), 40, count_losses)
-    assert guess == pytest.approx(truth, rel=0.15)
-    x, y = (torch.randn(10_000, 4, n) for n in (3, 2))  # the data itself is not part of a window
-    long = at.SequenceStream(x, y).segment(0, 70)
-    assert activation_bytes(recurrent, F.mse_loss, long, 40, count_losses) == truth
+
+
+def test_other_errors_of_a_window_are_left_as_they_are():
+    trainer = build()
+    trainer.model.out.register_forward_pre_hook(lambda *_: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError, match="inconsistent tensor size"):
+        trainer.fit(streams()[0], epochs=1)
 
 
 def test_a_gradient_from_before_is_no_part_of_the_first_update():

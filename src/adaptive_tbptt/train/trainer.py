@@ -30,7 +30,7 @@ from . import training_state as snapshot
 from .interrupt import DeferredInterrupt
 from .loggers import Logger, Metrics, plain
 from .loss_mean import LossMeter
-from .memory import warn_of_memory
+from .out_of_memory import is_out_of_memory
 from .progress import ProgressDisplay, describe
 from .run_folder import RunFolder
 
@@ -204,7 +204,6 @@ class Trainer:
                 DeferredInterrupt() as interrupt,
                 ProgressDisplay(total, self.tbptt.trained_steps, show=self.show) as display,
             ):
-                warn_of_memory(self.tbptt, train)
                 try:
                     stopped = self._run_epochs(train, valid, epochs, interrupt, display)
                 finally:
@@ -288,7 +287,7 @@ class Trainer:
 
     def _update(self, window: Window) -> None:
         """One step: theta - gamma sqrt(K) g (Algorithm 1, lines 9 to 11)."""
-        loss = window.backward()
+        loss = self._backward(window)
         if self.clip is not None:
             self.clip(self.tbptt.parameters, window.losses)
         self.scale.step(window)
@@ -298,6 +297,18 @@ class Trainer:
         if self.scheduler is not None and self.scheduler_per == "window":
             self.scheduler.step()
         self.meter.add(loss, window.weight or 0.0, self.tbptt.trained_steps)
+
+    def _backward(self, window: Window) -> Tensor:
+        try:
+            return window.backward()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise TrainingError(
+                f"not enough memory for a window with K = {window.k} and {window.losses} losses, "
+                f"in epoch {self.epoch + 1}: lower k_max (or the fixed K), losses or the batch "
+                f"size{self.folder.what_is_safe()}"
+            ) from error
 
     def _end_epoch(self, train: Stream, valid: Stream | None, display: ProgressDisplay) -> None:
         self._check_losses()
