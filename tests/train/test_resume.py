@@ -280,8 +280,6 @@ def test_a_folder_that_cannot_be_written_is_said_before_training(tmp_path):
 
 
 def test_a_full_disk_is_said_and_the_checkpoint_before_is_intact(tmp_path, monkeypatch):
-    from adaptive_tbptt.train import checkpoint
-
     build(tmp_path).fit(*streams(), epochs=1)
     saved = (tmp_path / "checkpoints" / "last.safetensors").read_bytes()
 
@@ -289,7 +287,7 @@ def test_a_full_disk_is_said_and_the_checkpoint_before_is_intact(tmp_path, monke
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(at.train.TrainingError, match=r"No space left on device.*intact"):
         build(tmp_path).fit(*streams(), epochs=2, resume=True)
     assert (tmp_path / "checkpoints" / "last.safetensors").read_bytes() == saved

@@ -147,32 +147,6 @@ def test_schedulers_per_window_and_on_a_plateau():
     plateau.fit(*streams(), epochs=2)
 
 
-def test_progress_is_plain_lines_where_there_is_no_terminal(capsys):
-    trainer = build()
-    trainer.show = True
-    trainer.fit(*streams(), epochs=2)
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert [line.split("  ")[0] for line in lines] == ["epoch 1", "epoch 2"]
-    for word in ("loss", "valid", "K", "beta", "bias"):
-        assert word in lines[-1]
-
-
-def test_a_live_line_on_a_terminal_shows_rate_and_time_left():
-    from io import StringIO
-
-    from rich.console import Console
-
-    from adaptive_tbptt.train.progress import ProgressDisplay
-
-    text = StringIO()
-    console = Console(file=text, force_terminal=True, width=120)
-    with ProgressDisplay(100, console=console) as display:
-        display.update(50, "epoch 1  loss 0.5")
-        display.say("epoch 1 done")
-    assert "epoch 1  loss 0.5" in text.getvalue()
-    assert "steps/s" in text.getvalue()
-
-
 def test_other_loggers_get_everything_and_are_closed():
     class Memory:
         def __init__(self):
