@@ -12,7 +12,7 @@ from paper.tests.test_cli import call, train
 
 import adaptive_tbptt
 from adaptive_tbptt.train import provenance as origin
-from adaptive_tbptt.train.files import read_rows, short
+from adaptive_tbptt.train.files import read_rows, short_number
 from atbptt_paper.tasks.copy_data import read_arrays
 from atbptt_paper.tasks.corpus import read_corpus
 from atbptt_paper.tasks.point_task import PRESETS as POINT
@@ -109,7 +109,7 @@ def test_a_surprise_is_a_sentence_too(monkeypatch):
 
 
 def test_numbers_in_files_are_short():
-    assert [short(x) for x in (1.23456789, float("nan"), 3, None)] == [1.2346, None, 3, None]
+    assert [short_number(x) for x in (1.23456789, float("nan"), 3, None)] == [1.2346, None, 3, None]
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="no git")

@@ -5,7 +5,7 @@ from io import StringIO
 
 import pytest
 
-from adaptive_tbptt.train.progress import LINE_SECONDS, ProgressDisplay
+from adaptive_tbptt.train.progress_display import LINE_SECONDS, ProgressDisplay
 
 from ..small_run import build, streams
 
