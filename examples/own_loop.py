@@ -44,7 +44,7 @@ def main() -> None:
     loss_fn = nn.MSELoss()
 
     tbptt = at.AdaptiveTBPTT(model, loss_fn, at.BiasTolerance(delta=0.1, k_max=50, lags=60))
-    scale = at.StepScale(optimizer, "sqrt")
+    scale = at.StepScale(optimizer)  # SGD: lr * sqrt(K) during a step; Adam would be left alone
     for epoch in range(options.epochs):
         for window in tbptt.windows(stream):
             loss = window.backward()

@@ -59,7 +59,6 @@ def run(controller, epochs=9):
     trainer = at.Trainer(
         at.AdaptiveTBPTT(model, nn.MSELoss(), controller),
         torch.optim.Adam(model.parameters(), lr=1e-2),
-        step_scale="none",  # Adam scales its own steps
         clip=at.loop.Clip(1.0),
         show=False,
     )

@@ -66,7 +66,7 @@ def test_any_optimiser_takes_the_step_it_would_take_at_that_rate(make):
     ours, theirs = weight(), weight()
     a, b = make([ours]), make([theirs])
     base = b.param_groups[0]["lr"]
-    scale = at.StepScale(a)
+    scale = at.StepScale(a, "sqrt")
     for k in (4, 25, 9):
         scale.step(window(k))
         b.param_groups[0]["lr"] = base * math.sqrt(k)
@@ -120,6 +120,46 @@ def test_an_optimiser_that_steps_through_another_is_scaled_once():
     optimizer.step()
     assert w.item() == pytest.approx(-0.2)
     assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+class MySGD(torch.optim.SGD):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "rule"),
+    [
+        (torch.optim.SGD, "sqrt"),
+        (lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9, nesterov=True), "sqrt"),
+        (MySGD, "sqrt"),
+        (torch.optim.ASGD, "sqrt"),
+        (torch.optim.Adam, "none"),
+        (torch.optim.AdamW, "none"),
+        (torch.optim.NAdam, "none"),
+        (torch.optim.Adamax, "none"),
+        (torch.optim.Adagrad, "none"),
+        (torch.optim.Adadelta, "none"),
+        (torch.optim.RMSprop, "none"),
+        (torch.optim.Rprop, "none"),
+    ],
+)
+def test_the_rule_follows_the_optimiser_unless_it_is_given(make, rule):
+    w = weight()
+    optimizer = make([w], lr=0.1)
+    assert at.StepScale(optimizer).rule == rule
+    for given in ("sqrt", "linear", "none"):
+        assert at.StepScale(optimizer, given).rule == given
+
+
+def test_adam_takes_its_own_step_by_default():
+    ours, theirs = weight(), weight()
+    a, b = torch.optim.Adam([ours], lr=0.1), torch.optim.Adam([theirs], lr=0.1)
+    scale = at.StepScale(a)
+    for losses in (4, 25, 9):
+        scale.step(window(losses))
+        a.step()
+        b.step()
+    assert torch.equal(ours, theirs)
 
 
 def test_an_unknown_rule_is_refused():

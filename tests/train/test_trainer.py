@@ -67,6 +67,24 @@ def test_the_trainer_is_the_loop_one_would_write():
     assert all(torch.equal(ours[k], theirs[k]) for k in ours if k != "calls")
 
 
+@pytest.mark.parametrize(("kind", "rule"), [("SGD", "sqrt"), ("Adam", "none")])
+def test_the_rate_follows_the_losses_for_sgd_and_not_for_adam(kind, rule):
+    def fit(**options):
+        torch.manual_seed(3)
+        model = Model()
+        optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.01)
+        tbptt = at.AdaptiveTBPTT(model, F.mse_loss, at.FixedTruncation(9))
+        trainer = at.Trainer(tbptt, optimizer, show=False, **options)
+        trainer.fit(streams()[0], epochs=1)
+        return trainer
+
+    default, said = fit(), fit(step_scale=rule)
+    other = fit(step_scale={"sqrt": "none", "none": "sqrt"}[rule])
+    assert default.settings["step_scale"] == rule
+    assert torch.equal(default.model.out.weight, said.model.out.weight)
+    assert not torch.equal(default.model.out.weight, other.model.out.weight)
+
+
 def test_a_validation_loss_that_is_not_finite_is_never_the_best():
     trainer = build()
     losses = iter([float("nan"), 2.0, 3.0])
@@ -249,7 +267,9 @@ def test_a_schedule_by_validation_is_not_stepped_by_windows():
         at.Trainer(trainer.tbptt, trainer.optimizer, scheduler=plateau, scheduler_per="window")
 
 
-@pytest.mark.parametrize("options", [{"scheduler_per": "day"}, {"patience": 0}])
+@pytest.mark.parametrize(
+    "options", [{"scheduler_per": "day"}, {"patience": 0}, {"step_scale": "log"}]
+)
 def test_options_are_checked(options):
     with pytest.raises(ValueError, match="must be"):
         build(**options)

@@ -18,7 +18,7 @@ from ..errors import TrainingError
 from ..loop.adaptive import AdaptiveTBPTT
 from ..loop.clipping import Clip
 from ..loop.evaluation import evaluate_sum, mean_loss
-from ..loop.step_scale import Rule, StepScale
+from ..loop.step_scale import Rule, StepScale, rule_for
 from ..loop.window import Window
 from .fit_result import FitResult, Stopped
 from .interrupt import DeferredInterrupt
@@ -54,7 +54,8 @@ class Trainer:
         scheduler: any torch scheduler. It sees the base rate, never the scaled one.
         scheduler_per: step the scheduler after every 'epoch', or after every 'window' for
             schedulers that count updates.
-        step_scale: how the rate follows the losses of a window; the rule of `StepScale`.
+        step_scale: how the rate follows the losses of a window, as the rule of `StepScale`. None
+            follows the optimiser: 'sqrt' for SGD and ASGD, 'none' for all others.
         clip: gradient clipping.
         patience: stop after this many epochs without a better validation loss.
         eval_chunk: steps that validation evaluates at a time; it bounds the memory.
@@ -91,7 +92,7 @@ class Trainer:
         run_dir: str | Path | None = None,
         scheduler: Any = None,
         scheduler_per: SchedulerPer = "epoch",
-        step_scale: Rule = "sqrt",
+        step_scale: Rule | None = None,
         clip: Clip | None = None,
         patience: int | None = None,
         eval_chunk: int = 256,
@@ -120,13 +121,13 @@ class Trainer:
             run_dir, show, tensorboard, loggers = None, False, False, ()
         self.tbptt, self.optimizer = tbptt, optimizer
         self.scheduler, self.scheduler_per = scheduler, scheduler_per
-        self.step_scale, self.clip = step_scale, clip
+        self.step_scale, self.clip = rule_for(optimizer, step_scale), clip
         self.patience, self.max_seconds, self.clock = patience, max_seconds, clock
         self.checkpoint_seconds, self.eval_chunk, self.show = checkpoint_seconds, eval_chunk, show
         self.folder = RunFolder(run_dir)
         self.loggers = [*loggers, *self.folder.tensorboard(tensorboard)]
         self.callbacks = list(callbacks)
-        self.settings = settings_of(tbptt, optimizer, scheduler, step_scale, clip)
+        self.settings = settings_of(tbptt, optimizer, scheduler, self.step_scale, clip)
         self.progress = RunProgress()
 
     @property
