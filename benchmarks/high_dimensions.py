@@ -104,15 +104,13 @@ def run(config: LanguageConfig, path: Path, epochs: int, probes: int, last_probe
         print(path.stem, metrics["epoch"], found["beta"], found["k"], flush=True)
 
     at.Trainer(
-        model,
-        config.loss_fn,
+        at.AdaptiveTBPTT(model, config.loss_fn, config.controller(), seed=config.seed),
         make_optimizer(config, model),
-        config.controller(),
+        step_scale="sqrt",
         clip=config.make_clip(),
         eval_chunk=config.eval_chunk,
         callbacks=[note],
         show=False,
-        seed=config.seed,
     ).fit(streams["train"], streams["valid"], epochs=epochs)
     path.write_text(json.dumps({"looks": looks, "origin": origin()}))
 

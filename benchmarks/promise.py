@@ -53,15 +53,13 @@ def train(config: CopyConfig, folder: Path) -> None:
             torch.save(trainer.model.state_dict(), folder / f"{metrics['epoch']}.pt")
 
     at.Trainer(
-        model,
-        config.loss_fn,
+        at.AdaptiveTBPTT(model, config.loss_fn, config.controller(), seed=config.seed),
         make_optimizer(config, model),
-        config.controller(),
         run_dir=folder / "run",
+        step_scale="sqrt",
         clip=config.make_clip(),
         callbacks=[keep],
         tensorboard=False,
-        seed=config.seed,
     ).fit(streams["train"], streams["valid"], epochs=EPOCHS[-1], resume=True)
 
 

@@ -41,12 +41,12 @@ def train(epochs: int, device: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     control = at.BiasTolerance(delta=0.1, k_max=50, lags=60)
     tbptt = at.AdaptiveTBPTT(model, nn.MSELoss(), control)
-    scale = at.StepScale(optimizer, "sqrt")
+    scale = at.StepScale(optimizer)
     for epoch in range(epochs):
         for window in tbptt.windows(stream):
             loss = window.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            scale.step(window.losses)
+            scale.step(window)
             optimizer.step()
             optimizer.zero_grad()
         if tbptt.ranks.leads:

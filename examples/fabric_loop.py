@@ -48,7 +48,7 @@ def main() -> None:
 
     model = DelayedSum()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    scale = at.StepScale(optimizer, "sqrt")  # before setup: it belongs to the optimiser itself
+    scale = at.StepScale(optimizer)  # before setup: it belongs to the optimiser itself
     model, optimizer = fabric.setup(model, optimizer)
     # The module itself: Fabric's wrapper allows no gradient but fabric.backward's, and the probe
     # that estimates K takes its own. So precision comes from fabric.autocast(), and the probe
@@ -66,7 +66,7 @@ def main() -> None:
                 loss = window.loss()
             fabric.backward(loss)
             fabric.clip_gradients(model, optimizer, max_norm=1.0)
-            scale.step(window.losses)
+            scale.step(window)
             optimizer.step()
             optimizer.zero_grad()
         print(f"epoch {epoch + 1:2d}  loss {loss.item():.4f}  K {tbptt.k}", flush=True)

@@ -36,7 +36,7 @@ class DelayedSum(TBPTTModule):
         return self.readout(features), state
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Lightning asks for it; the rate is multiplied by sqrt(K) during a step."""
+        """Lightning asks for it; the rate of SGD is multiplied by sqrt(K) during a step."""
         return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
 
     def on_train_epoch_end(self) -> None:

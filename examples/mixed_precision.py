@@ -45,14 +45,14 @@ def main() -> None:
     scaler = torch.amp.GradScaler(device, enabled=dtype is torch.float16)
     controller = at.BiasTolerance(delta=0.1, k_max=50, lags=60)
     tbptt = at.AdaptiveTBPTT(model, nn.MSELoss(), controller)
-    scale = at.StepScale(optimizer, "sqrt")
+    scale = at.StepScale(optimizer)
     for epoch in range(options.epochs):
         for window in tbptt.windows(stream):
             with torch.autocast(device, dtype):
                 loss = window.backward(scaler=scaler)  # .grad is scaled, the loss is not
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            scale.step(window.losses)
+            scale.step(window)
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()

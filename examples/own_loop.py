@@ -44,12 +44,12 @@ def main() -> None:
     loss_fn = nn.MSELoss()
 
     tbptt = at.AdaptiveTBPTT(model, loss_fn, at.BiasTolerance(delta=0.1, k_max=50, lags=60))
-    scale = at.StepScale(optimizer, "sqrt")
+    scale = at.StepScale(optimizer)  # SGD: lr * sqrt(K) during a step; Adam would be left alone
     for epoch in range(options.epochs):
         for window in tbptt.windows(stream):
             loss = window.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            scale.step(window.losses)
+            scale.step(window)
             optimizer.step()
             optimizer.zero_grad()
         print(f"epoch {epoch + 1:2d}  loss {loss.item():.4f}  K {tbptt.k}", flush=True)

@@ -42,16 +42,17 @@ def streams():
     return at.SequenceStream(x, y), at.SequenceStream(x[:40], y[:40])
 
 
-def build(run_dir=None, controller=None, *, device="cpu", **options):
+def build(run_dir=None, controller=None, *, device="cpu", windows=None, **options):
+    """A trainer of the small run; `windows` are further arguments of `AdaptiveTBPTT`."""
     torch.manual_seed(3)
     model = Model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
     controller = controller or at.BiasTolerance(delta=0.3, k_max=12, lags=20, k_init=4)
+    windows = {"estimates_per_epoch": 3, "burn_in": 3, **(windows or {})}
     return at.Trainer(
-        model, F.mse_loss, optimizer, controller, run_dir=run_dir, scheduler=scheduler,
-        clip=at.loop.Clip(1.0, per_loss=True), estimates_per_epoch=3, burn_in=3, show=False,
-        **options,
+        at.AdaptiveTBPTT(model, F.mse_loss, controller, **windows), optimizer, run_dir=run_dir,
+        scheduler=scheduler, clip=at.loop.Clip(1.0, per_loss=True), show=False, **options,
     )  # fmt: skip
 
 

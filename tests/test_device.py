@@ -57,7 +57,7 @@ MODELS = {
 def formats(request, monkeypatch):
     """Some devices have no float64."""
     if request.param == "no float64":
-        monkeypatch.setattr("adaptive_tbptt.precision.NO_FLOAT64", {"mps", "elsewhere"})
+        monkeypatch.setattr("adaptive_tbptt._torch.number_formats.NO_FLOAT64", {"mps", "elsewhere"})
         monkeypatch.setattr("tests.elsewhere.NO_FLOAT64", {"mps", "elsewhere"})
 
 
@@ -124,7 +124,7 @@ def test_a_loop_chooses_the_same_k_and_learns_the_same(name, gauge):
         numbers = []
         for window in tbptt.windows(at.SequenceStream(*data(), resets=resets)):
             numbers += [window.k, float(window.backward())]
-            scale.step(window.k)
+            scale.step(window)
             optimizer.step()
             optimizer.zero_grad()
         return numbers

@@ -1,6 +1,5 @@
-"""The project itself: examples run, the import is light. The documentation: `test_docs.py`."""
+"""The project itself: examples and benchmarks run. The documentation: `test_docs.py`."""
 
-import os
 import runpy
 import subprocess
 import sys
@@ -57,12 +56,6 @@ def test_whole_sequences_are_told_from_broken_ones():
     expected = [*[False] * 2, *[True] * 6, *[False] * 2, *[True] * 4, *[False] * 7]
     assert whole_steps(np.array([row]).T, 2, 3)[:, 0].tolist() == expected
     assert not whole_steps(np.array([row]).T, 4, 9).any()
-
-
-@pytest.mark.parametrize("module", ["matplotlib", "lightning"])
-def test_importing_does_not_bring_it_along(module):
-    code = f"import sys, adaptive_tbptt; sys.exit({module!r} in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
 
 
 def test_every_public_name_exists_and_has_a_docstring():

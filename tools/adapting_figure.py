@@ -71,7 +71,7 @@ def train(config: CopyConfig) -> list[dict[str, Any]]:
                 )
             window.backward()
             clip(model.parameters(), window.losses)
-            scale.step(window.losses)
+            scale.step(window)
             optimizer.step()
             optimizer.zero_grad()
         loss = at.evaluate(model, config.loss_fn, streams["valid"])

@@ -57,11 +57,8 @@ def run(controller, epochs=9):
     torch.manual_seed(1)
     model = Delay()
     trainer = at.Trainer(
-        model,
-        nn.MSELoss(),
+        at.AdaptiveTBPTT(model, nn.MSELoss(), controller),
         torch.optim.Adam(model.parameters(), lr=1e-2),
-        controller,
-        step_scale="none",  # Adam scales its own steps
         clip=at.loop.Clip(1.0),
         show=False,
     )

@@ -96,7 +96,7 @@ for epoch in range(5):
 print(tbptt.history[-1].message)
 
 # %% [markdown]
-# Adam scales its own steps, so `StepScale` is left out here; with plain SGD it belongs in.
+# Adam normalises the gradient, so `StepScale` would leave its rate alone. With SGD it belongs in.
 #
 # ## What K did
 

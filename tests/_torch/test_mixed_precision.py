@@ -126,7 +126,7 @@ def train(model, stream, block, epochs=2):
 
     def update(window):
         assert all(p.grad is not None and p.grad.any() for p in model.parameters())
-        scale.step(window.k)
+        scale.step(window)
         optimizer.step()
         optimizer.zero_grad()
         formats.update(s.dtype for s in tbptt._carried._states.values() if s is not None)
@@ -251,7 +251,7 @@ def test_a_step_that_the_scaler_skips_leaves_everything_as_it_was(fused):
         scaler.unscale_(optimizer)
         clip(model.parameters(), window.losses)
         grads = [p.grad.clone() for p in model.parameters()]
-        scale.step(window.k)
+        scale.step(window)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()

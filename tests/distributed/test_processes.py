@@ -71,14 +71,10 @@ def fit(folder, epochs, resume=False, max_seconds=None):
     """Train with the trainer."""
     model, stream = make(masked=True)
     trainer = at.Trainer(
-        model,
-        Masked(),
+        at.AdaptiveTBPTT(model, Masked(), CONTROL, estimates_per_epoch=3, burn_in=4),
         torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5),
-        CONTROL,
         run_dir=folder,
         clip=at.loop.Clip(0.2),
-        estimates_per_epoch=3,
-        burn_in=4,
         checkpoint_seconds=0.0,
         max_seconds=max_seconds,
         show=False,

@@ -22,7 +22,7 @@ def bias(beta, lags=100, norms=None, head=0):
         (bias(0.999), {"delta": 0.1}, 100, Outcome.NO_BOUND, "no bound"),
         (bias(1.02), {"delta": 0.5}, 100, Outcome.NO_DECAY, "does not decay (beta=1.02 >= 1"),
         (bias(0.8, 12), {"delta": 0.1}, 11, Outcome.WINDOW_TOO_SHORT, "past tau=10"),
-        (bias(0.95, 40), {"delta": 0.1}, 50, Outcome.WINDOW_TOO_SHORT, "measure a longer window"),
+        (bias(0.95, 40), {"delta": 0.1}, 50, Outcome.WINDOW_TOO_SHORT, "measure more lags"),
         (bias(0.95, 40), {"delta": 0.1, "k_max": 45}, 45, Outcome.BEYOND_MAXIMUM, "50 would"),
         (bias(0.8, 12), {"delta": 0.1, "k_min": 20}, 20, Outcome.MET_AT_MINIMUM, "k_min=20"),
         (

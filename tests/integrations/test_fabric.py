@@ -43,7 +43,7 @@ def test_fabric_with_the_plain_loop(precision, tmp_path):
                     loss = window.loss()
                 fabric.backward(loss)
                 fabric.clip_gradients(model, optimizer, max_norm=CLIP.norm)
-                scale.step(window.losses)
+                scale.step(window)
                 optimizer.step()
                 optimizer.zero_grad()
         if epochs == 1:

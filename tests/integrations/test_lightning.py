@@ -96,7 +96,7 @@ def by_hand(model, controller, streams, epochs=2, clip=CLIP, **options):
                 loss = window.backward()
                 if clip is not None:
                     clip(model.parameters(), window.losses)
-                scale.step(window.losses)
+                scale.step(window)
                 optimizer.step()
                 optimizer.zero_grad()
                 losses.append((loss.item(), window.weight))
@@ -364,6 +364,24 @@ def test_what_cannot_be_right_is_refused():
     del module.tbptt
     with pytest.raises(ValueError, match="Mine has no tbptt"):
         trainer().fit(module, loader(data))
+
+
+@pytest.mark.usefixtures("double")
+def test_the_rate_of_adam_is_left_alone():
+    class Adam(Mine):
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), lr=0.01)
+
+    data, model = chunks(), gru()
+    twin = copy.deepcopy(model)
+    trainer(epochs=1).fit(Adam(model, at.FixedTruncation(6), clip=None), loader(data))
+    optimizer = torch.optim.Adam(twin.parameters(), lr=0.01)
+    tbptt = at.AdaptiveTBPTT(twin, F.mse_loss, at.FixedTruncation(6))
+    for window in tbptt.windows(at.ChunkStream(data)):
+        window.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(model, twin)
 
 
 def test_no_hook_is_left_on_the_optimizer():

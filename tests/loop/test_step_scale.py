@@ -1,4 +1,7 @@
+"""The rate is scaled during a step and at no other time."""
+
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,12 +15,16 @@ def weight():
     return w
 
 
+def window(losses):
+    return SimpleNamespace(losses=losses)
+
+
 @pytest.mark.parametrize(("rule", "factor"), [("sqrt", 3.0), ("linear", 9.0), ("none", 1.0)])
 def test_the_step_is_scaled_and_the_rate_is_not(rule, factor):
     w = weight()
     optimizer = torch.optim.SGD([w], lr=0.1)
     scale = at.StepScale(optimizer, rule)
-    scale.step(9)
+    scale.step(window(9))
     optimizer.step()
     assert w.item() == pytest.approx(-0.1 * factor)
     assert optimizer.param_groups[0]["lr"] == 0.1
@@ -38,7 +45,7 @@ def test_schedulers_never_see_the_scaled_rate(make):
     scale = at.StepScale(scaled)
     schedulers = make(plain), make(scaled)
     for k in ks:
-        scale.step(k)
+        scale.step(window(k))
         plain.step()
         scaled.step()
         for scheduler in schedulers:
@@ -59,9 +66,9 @@ def test_any_optimiser_takes_the_step_it_would_take_at_that_rate(make):
     ours, theirs = weight(), weight()
     a, b = make([ours]), make([theirs])
     base = b.param_groups[0]["lr"]
-    scale = at.StepScale(a)
+    scale = at.StepScale(a, "sqrt")
     for k in (4, 25, 9):
-        scale.step(k)
+        scale.step(window(k))
         b.param_groups[0]["lr"] = base * math.sqrt(k)
         for optimizer, w in ((a, ours), (b, theirs)):
             w.grad = w.detach() - 1.0
@@ -73,7 +80,7 @@ def test_tensor_rates_and_a_step_that_raises():
     w = weight()
     optimizer = torch.optim.SGD([w], lr=torch.tensor(0.1))
     scale = at.StepScale(optimizer)
-    scale.step(4)
+    scale.step(window(4))
 
     def fails():
         raise ZeroDivisionError
@@ -94,8 +101,8 @@ def test_tensor_rates_and_a_step_that_raises():
 def test_a_second_scale_takes_the_place_of_the_first():
     w = weight()
     optimizer = torch.optim.SGD([w], lr=0.1)
-    at.StepScale(optimizer).step(100)
-    at.StepScale(optimizer).step(4)
+    at.StepScale(optimizer).step(window(100))
+    at.StepScale(optimizer).step(window(4))
     optimizer.step()
     assert w.item() == pytest.approx(-0.2)
     assert optimizer.param_groups[0]["lr"] == 0.1
@@ -109,15 +116,74 @@ def test_an_optimiser_that_steps_through_another_is_scaled_once():
     torch.optim.SGD([weight()], lr=1.0)  # from now on torch calls hooks in both classes
     w = weight()
     optimizer = Mine([w], lr=0.1)
-    at.StepScale(optimizer).step(4)
+    at.StepScale(optimizer).step(window(4))
     optimizer.step()
     assert w.item() == pytest.approx(-0.2)
     assert optimizer.param_groups[0]["lr"] == 0.1
 
 
+class MySGD(torch.optim.SGD):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "rule"),
+    [
+        (torch.optim.SGD, "sqrt"),
+        (lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9, nesterov=True), "sqrt"),
+        (MySGD, "sqrt"),
+        (torch.optim.ASGD, "sqrt"),
+        (torch.optim.Adam, "none"),
+        (torch.optim.AdamW, "none"),
+        (torch.optim.NAdam, "none"),
+        (torch.optim.Adamax, "none"),
+        (torch.optim.Adagrad, "none"),
+        (torch.optim.Adadelta, "none"),
+        (torch.optim.RMSprop, "none"),
+        (torch.optim.Rprop, "none"),
+    ],
+)
+def test_the_rule_follows_the_optimiser_unless_it_is_given(make, rule):
+    w = weight()
+    optimizer = make([w], lr=0.1)
+    assert at.StepScale(optimizer).rule == rule
+    for given in ("sqrt", "linear", "none"):
+        assert at.StepScale(optimizer, given).rule == given
+
+
+def test_adam_takes_its_own_step_by_default():
+    ours, theirs = weight(), weight()
+    a, b = torch.optim.Adam([ours], lr=0.1), torch.optim.Adam([theirs], lr=0.1)
+    scale = at.StepScale(a)
+    for losses in (4, 25, 9):
+        scale.step(window(losses))
+        a.step()
+        b.step()
+    assert torch.equal(ours, theirs)
+
+
 def test_an_unknown_rule_is_refused():
     with pytest.raises(ValueError, match="sqrt, linear, none"):
         at.StepScale(torch.optim.SGD([weight()], lr=0.1), "log")
+
+
+@pytest.mark.parametrize("old", [4, 4.0, None])
+def test_a_number_instead_of_the_window_gets_a_sentence(old):
+    scale = at.StepScale(torch.optim.SGD([weight()], lr=0.1))
+    with pytest.raises(TypeError, match=rf"got {type(old).__name__}: write scale\.step\(window\)"):
+        scale.step(old)
+
+
+def test_a_real_window_says_how_many_losses_it_was_planned_with():
+    model, x = torch.nn.RNN(1, 1), torch.ones(10, 1, 1)
+    scale = at.StepScale(torch.optim.SGD(model.parameters(), lr=0.1), "linear")
+    tbptt = at.AdaptiveTBPTT(model, torch.nn.MSELoss(), at.FixedTruncation(3), losses=4)
+    factors = []
+    for found in tbptt.windows(at.SequenceStream(x, x)):
+        found.backward()
+        scale.step(found)
+        factors.append(scale.factor)
+    assert factors == [4.0, 4.0, 4.0]  # the last window carries two losses
 
 
 def test_clipping_at_a_norm_or_at_a_norm_per_loss():

@@ -54,9 +54,8 @@ def test_a_pool_in_a_callback_does_not_hang():
             metrics["score"] = sum(pool.map(abs, range(-2, 2)))
 
     model = nn.GRU(3, 4)
-    trainer = at.Trainer(
-        model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), at.FixedTruncation(5),
-        callbacks=[callback], show=False,
-    )  # fmt: skip
+    tbptt = at.AdaptiveTBPTT(model, nn.MSELoss(), at.FixedTruncation(5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = at.Trainer(tbptt, optimizer, callbacks=[callback], show=False)
     stream = at.SequenceStream(torch.randn(10, 2, 3), torch.zeros(10, 2, 4))
     assert trainer.fit(stream, epochs=4).history[-1]["score"] == 4

@@ -56,7 +56,7 @@ def test_many_interruptions_and_wrappers_resume_exactly_too(tmp_path):
     )
 
     def make(folder=None):
-        return build(folder, controller=control, losses=0.5)
+        return build(folder, controller=control, windows={"losses_per_k": 0.5})
 
     whole = make()
     whole.fit(*streams(), epochs=3)
@@ -70,7 +70,7 @@ def test_a_stream_of_chunks_resumes_exactly_too(tmp_path):
     chunks = [train.segment(a, a + 15)[:2] for a in range(0, STEPS, 15)]
 
     def fit(folder, stop=None):
-        trainer = build(folder, estimate_every=40)
+        trainer = build(folder, windows={"estimate_every": 40})
         if stop:
             StopAt(trainer, stop)
         trainer.fit(at.ChunkStream(chunks), valid, epochs=3, resume=True)
@@ -83,7 +83,7 @@ def test_a_stream_of_chunks_resumes_exactly_too(tmp_path):
     parts = fit(tmp_path / "parts")
     assert all(torch.equal(parts[k], whole[k]) for k in whole)
     for epochs in (1, 2, 3):  # stopped where an epoch ends
-        trainer = build(tmp_path / "epochs", estimate_every=40)
+        trainer = build(tmp_path / "epochs", windows={"estimate_every": 40})
         trainer.fit(at.ChunkStream(chunks), valid, epochs=epochs, resume=True)
     assert all(torch.equal(final(trainer)[k], whole[k]) for k in whole)
 
@@ -280,8 +280,6 @@ def test_a_folder_that_cannot_be_written_is_said_before_training(tmp_path):
 
 
 def test_a_full_disk_is_said_and_the_checkpoint_before_is_intact(tmp_path, monkeypatch):
-    from adaptive_tbptt.train import checkpoint
-
     build(tmp_path).fit(*streams(), epochs=1)
     saved = (tmp_path / "checkpoints" / "last.safetensors").read_bytes()
 
@@ -289,7 +287,7 @@ def test_a_full_disk_is_said_and_the_checkpoint_before_is_intact(tmp_path, monke
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(at.train.TrainingError, match=r"No space left on device.*intact"):
         build(tmp_path).fit(*streams(), epochs=2, resume=True)
     assert (tmp_path / "checkpoints" / "last.safetensors").read_bytes() == saved
@@ -299,7 +297,7 @@ def test_a_full_disk_is_said_and_the_checkpoint_before_is_intact(tmp_path, monke
 @pytest.mark.skipif(sys.platform == "win32", reason="nothing is locked there")
 def test_a_folder_in_which_another_process_trains_is_left_alone(tmp_path):
     held = f"""
-from adaptive_tbptt.run_folder import RunFolder, TrainingError
+from adaptive_tbptt.train.run_folder import RunFolder
 with RunFolder({str(tmp_path)!r}).locked():
     print("held", flush=True)
     input()

@@ -12,7 +12,7 @@ from paper.tests.test_cli import call, train
 
 import adaptive_tbptt
 from adaptive_tbptt.train import provenance as origin
-from adaptive_tbptt.train.files import read_rows, short
+from adaptive_tbptt.train.files import read_rows, short_number
 from atbptt_paper.tasks.copy_data import read_arrays
 from atbptt_paper.tasks.corpus import read_corpus
 from atbptt_paper.tasks.point_task import PRESETS as POINT
@@ -104,12 +104,12 @@ def test_a_surprise_is_a_sentence_too(monkeypatch):
     def fails(*args):
         raise KeyError("x")
 
-    monkeypatch.setattr("adaptive_tbptt.experiments.cells.read_cells", fails)
+    monkeypatch.setattr("atbptt_paper.experiments.cells.read_cells", fails)
     assert "error: KeyError, --debug shows where: 'x'" in call("findings", "copy-fixed", code=1)
 
 
 def test_numbers_in_files_are_short():
-    assert [short(x) for x in (1.23456789, float("nan"), 3, None)] == [1.2346, None, 3, None]
+    assert [short_number(x) for x in (1.23456789, float("nan"), 3, None)] == [1.2346, None, 3, None]
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="no git")
@@ -127,7 +127,7 @@ def test_the_commit_is_that_of_this_code_and_says_if_it_was_changed(tmp_path):
         return done.stdout.decode().strip()
 
     def seen():
-        code = "from adaptive_tbptt.origin import commit; print(commit())"
+        code = "from adaptive_tbptt.train.provenance import commit; print(commit())"
         run = [
             sys.executable,
             "-c",
@@ -144,7 +144,7 @@ def test_the_commit_is_that_of_this_code_and_says_if_it_was_changed(tmp_path):
     git("add", ".")
     git("commit", "-qm", "of this one")
     assert seen() == git("rev-parse", "--short=12", "HEAD")
-    with (package / "origin.py").open("a") as file:
+    with (package / "train" / "provenance.py").open("a") as file:
         file.write("# changed\n")
     assert seen() == git("rev-parse", "--short=12", "HEAD") + "+changes"
     assert origin.version()

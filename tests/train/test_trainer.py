@@ -59,12 +59,30 @@ def test_the_trainer_is_the_loop_one_would_write():
         for window in tbptt.windows(stream):
             window.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0 / 5)
-            scale.step(window.k)
+            scale.step(window)
             optimizer.step()
             optimizer.zero_grad()
         scheduler.step()
     ours, theirs = final(trainer), model.state_dict()
     assert all(torch.equal(ours[k], theirs[k]) for k in ours if k != "calls")
+
+
+@pytest.mark.parametrize(("kind", "rule"), [("SGD", "sqrt"), ("Adam", "none")])
+def test_the_rate_follows_the_losses_for_sgd_and_not_for_adam(kind, rule):
+    def fit(**options):
+        torch.manual_seed(3)
+        model = Model()
+        optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.01)
+        tbptt = at.AdaptiveTBPTT(model, F.mse_loss, at.FixedTruncation(9))
+        trainer = at.Trainer(tbptt, optimizer, show=False, **options)
+        trainer.fit(streams()[0], epochs=1)
+        return trainer
+
+    default, said = fit(), fit(step_scale=rule)
+    other = fit(step_scale={"sqrt": "none", "none": "sqrt"}[rule])
+    assert default.settings["step_scale"] == rule
+    assert torch.equal(default.model.out.weight, said.model.out.weight)
+    assert not torch.equal(default.model.out.weight, other.model.out.weight)
 
 
 def test_a_validation_loss_that_is_not_finite_is_never_the_best():
@@ -79,9 +97,8 @@ def test_the_optimiser_is_left_as_it_was():
     trainer = build(controller=at.FixedTruncation(9))
     trainer.scheduler = None
     for _ in range(2):
-        again = at.Trainer(
-            trainer.model, F.mse_loss, trainer.optimizer, at.FixedTruncation(9), show=False
-        )
+        tbptt = at.AdaptiveTBPTT(trainer.model, F.mse_loss, at.FixedTruncation(9))
+        again = at.Trainer(tbptt, trainer.optimizer, show=False)
         again.fit(streams()[0], epochs=1)
         assert trainer.optimizer.param_groups[0]["lr"] == 0.05
     assert not trainer.optimizer._optimizer_step_pre_hooks
@@ -111,10 +128,8 @@ def test_a_wrapped_model_says_how_it_is_laid_out():
     model = Hidden()
     stream = streams()[0]
     recurrent = at.model.as_recurrent(model, batch_first=True)
-    trainer = at.Trainer(
-        recurrent, F.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), at.FixedTruncation(5),
-        show=False,
-    )  # fmt: skip
+    tbptt = at.AdaptiveTBPTT(recurrent, F.mse_loss, at.FixedTruncation(5))
+    trainer = at.Trainer(tbptt, torch.optim.SGD(model.parameters(), lr=0.1), show=False)
     trainer.fit(stream, stream, epochs=1)
     plain = nn.GRU(3, 2)
     plain.load_state_dict(model.gru.state_dict())
@@ -134,7 +149,7 @@ def test_patience_and_time_end_a_run():
             return F.mse_loss(outputs, targets) + self.value
 
     trainer = build(patience=2)
-    trainer.loss_fn = Worse()
+    trainer.tbptt.loss_fn = Worse()
     result = trainer.fit(*streams(), epochs=50)
     assert (result.stopped, result.epochs, result.best_epoch) == ("patience", 3, 1)
     result = build(max_seconds=0.0).fit(*streams(), epochs=50)
@@ -148,32 +163,6 @@ def test_schedulers_per_window_and_on_a_plateau():
     plateau = build(controller=at.FixedTruncation(10))
     plateau.scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(plateau.optimizer, patience=0)
     plateau.fit(*streams(), epochs=2)
-
-
-def test_progress_is_plain_lines_where_there_is_no_terminal(capsys):
-    trainer = build()
-    trainer.show = True
-    trainer.fit(*streams(), epochs=2)
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert [line.split("  ")[0] for line in lines] == ["epoch 1", "epoch 2"]
-    for word in ("loss", "valid", "K", "beta", "bias"):
-        assert word in lines[-1]
-
-
-def test_a_live_line_on_a_terminal_shows_rate_and_time_left():
-    from io import StringIO
-
-    from rich.console import Console
-
-    from adaptive_tbptt.train.progress import ProgressDisplay
-
-    text = StringIO()
-    console = Console(file=text, force_terminal=True, width=120)
-    with ProgressDisplay(100, console=console) as display:
-        display.update(50, "epoch 1  loss 0.5")
-        display.say("epoch 1 done")
-    assert "epoch 1  loss 0.5" in text.getvalue()
-    assert "steps/s" in text.getvalue()
 
 
 def test_other_loggers_get_everything_and_are_closed():
@@ -223,28 +212,41 @@ def test_tensorboard_gets_the_numbers_when_asked_for(tmp_path, monkeypatch):
         build(tmp_path / "other", tensorboard=True)
 
 
-def test_a_window_that_will_not_fit_is_said_before_training(monkeypatch):
-    from adaptive_tbptt.train import memory as module
-
-    monkeypatch.setattr(module, "free_bytes", lambda device: 1000)
-    with pytest.warns(UserWarning, match="k_max=12 needs about"):
-        build().fit(streams()[0], epochs=1)
+def cpu_allocator_fails():
+    torch.empty(2**60, dtype=torch.uint8)  # more than any address space holds
 
 
-def test_the_estimate_of_a_windows_memory_is_about_right():
-    from adaptive_tbptt.model.losses import default_count
-    from adaptive_tbptt.train.memory import activation_bytes, estimate_window_bytes
+def gpu_allocator_fails():
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    recurrent = at.model.as_recurrent(Model())
-    stream, count_losses = streams()[0], default_count(F.mse_loss)
-    guess = estimate_window_bytes(
-        recurrent, F.mse_loss, stream.segment(0, 24), 40, 30, count_losses
+
+@pytest.mark.parametrize("fail", [cpu_allocator_fails, gpu_allocator_fails])
+@pytest.mark.parametrize("when", ["forward", "backward"])
+def test_a_window_that_does_not_fit_into_memory_is_named(tmp_path, fail, when):
+    trainer = build(tmp_path, at.FixedTruncation(10), windows={"losses": 30}, checkpoint_seconds=0)
+
+    def run_out(*_):
+        if trainer.updates == 2:
+            fail()
+
+    if when == "forward":
+        trainer.model.out.register_forward_pre_hook(run_out)
+    else:
+        trainer.model.out.bias.register_hook(run_out)
+    said = r"K = 10 and 30 losses, in epoch 1: lower k_max .*, losses or the batch size.*last\.saf"
+    with pytest.raises(at.train.TrainingError, match=said) as raised:
+        trainer.fit(*streams(), epochs=1)
+    assert isinstance(raised.value.__cause__, RuntimeError)
+    assert build(tmp_path, at.FixedTruncation(10), windows={"losses": 30}).fit(
+        *streams(), epochs=1, resume=True
     )
-    truth = activation_bytes(recurrent, F.mse_loss, stream.segment(0, 70), 40, count_losses)
-    assert guess == pytest.approx(truth, rel=0.15)
-    x, y = (torch.randn(10_000, 4, n) for n in (3, 2))  # the data itself is not part of a window
-    long = at.SequenceStream(x, y).segment(0, 70)
-    assert activation_bytes(recurrent, F.mse_loss, long, 40, count_losses) == truth
+
+
+def test_other_errors_of_a_window_are_left_as_they_are():
+    trainer = build()
+    trainer.model.out.register_forward_pre_hook(lambda *_: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError, match="inconsistent tensor size"):
+        trainer.fit(streams()[0], epochs=1)
 
 
 def test_a_gradient_from_before_is_no_part_of_the_first_update():
@@ -262,13 +264,12 @@ def test_a_schedule_by_validation_is_not_stepped_by_windows():
     trainer = build()
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(trainer.optimizer)
     with pytest.raises(ValueError, match="once per epoch"):
-        at.Trainer(
-            trainer.model, F.mse_loss, trainer.optimizer, at.FixedTruncation(3), scheduler=plateau,
-            scheduler_per="window",
-        )  # fmt: skip
+        at.Trainer(trainer.tbptt, trainer.optimizer, scheduler=plateau, scheduler_per="window")
 
 
-@pytest.mark.parametrize("options", [{"scheduler_per": "day"}, {"patience": 0}])
+@pytest.mark.parametrize(
+    "options", [{"scheduler_per": "day"}, {"patience": 0}, {"step_scale": "log"}]
+)
 def test_options_are_checked(options):
     with pytest.raises(ValueError, match="must be"):
         build(**options)
@@ -276,6 +277,18 @@ def test_options_are_checked(options):
         build().fit(streams()[0], epochs=0)
     with pytest.raises(ValueError, match="run_dir"):
         build().fit(streams()[0], epochs=1, resume=True)
+
+
+def test_the_old_form_gets_a_sentence():
+    trainer = build()
+    model, optimizer = trainer.model, trainer.optimizer
+    for old in (
+        (model, F.mse_loss, optimizer, at.FixedTruncation(3)),
+        (model, optimizer),
+        (at.model.as_recurrent(model), optimizer),
+    ):
+        with pytest.raises(TypeError, match=r"got (Model|Recurrent) first: write Trainer\(Adapt"):
+            at.Trainer(*old)
 
 
 def test_training_time_is_told_by_the_clock_that_was_given():
@@ -309,11 +322,11 @@ def test_a_validation_that_is_never_finite_ends_patience():
 
 def test_an_epoch_without_a_target_ends_all_the_same():
     model, loss = nn.GRU(3, 4), nn.CrossEntropyLoss(ignore_index=-1)
-    trainer = at.Trainer(
+    tbptt = at.AdaptiveTBPTT(
         model, lambda out, target: loss(out.flatten(0, 1), target.flatten()),
-        torch.optim.SGD(model.parameters(), lr=0.1), at.FixedTruncation(5),
-        count_losses=lambda targets: 0.0, show=False,
+        at.FixedTruncation(5), count_losses=lambda targets: 0.0,
     )  # fmt: skip
+    trainer = at.Trainer(tbptt, torch.optim.SGD(model.parameters(), lr=0.1), show=False)
     stream = at.SequenceStream(torch.randn(20, 2, 3), torch.full((20, 2), -1))
     assert trainer.fit(stream, epochs=1).history[0]["train_loss"] is None
 

@@ -84,7 +84,8 @@ class TBPTTModule(LightningModule):
             its own, as Lightning's `truncated_bptt_steps` had it; no window crosses batches.
         clip: gradient clipping, on unscaled gradients under every precision plugin. Lightning
             does not allow `Trainer(gradient_clip_val=...)` here.
-        step_scale: the rate is multiplied by sqrt(K2), K2 or 1 during a step; K2 = K by default.
+        step_scale: how the rate follows the losses of a window, as the rule of `StepScale`. None
+            follows the optimiser: 'sqrt' for SGD and ASGD, 'none' for all others.
         monitor: the logged metric that a `ReduceLROnPlateau` watches. Lightning drops the one in
             `configure_optimizers` under manual optimisation.
         args: for a further base class, with `kwargs`.
@@ -131,7 +132,7 @@ class TBPTTModule(LightningModule):
         *args: Any,
         carry: bool = True,
         clip: Clip | None = None,
-        step_scale: Rule = "sqrt",
+        step_scale: Rule | None = None,
         monitor: str = "train_loss",
         **kwargs: Any,
     ) -> None:
@@ -180,7 +181,7 @@ class TBPTTModule(LightningModule):
             loss = window.loss()
             self.manual_backward(loss)
         self._losses = window.losses
-        scale.step(window.losses)
+        scale.step(window)
         optimizer.step()
         optimizer.zero_grad()
         self._step_schedulers("step", plateau=False)
@@ -323,7 +324,7 @@ class TBPTTModule(LightningModule):
     def _plan_estimates(self, steps: int, batch_idx: int) -> None:
         """Make steps of `estimates_per_epoch`: the stream does not know how long it will be."""
         tbptt = self.tbptt
-        if tbptt.controller.window == 0:
+        if tbptt.controller.lags == 0:
             return
         if tbptt.estimate_every is None or (self._planned and batch_idx == 0):
             batches = self.trainer.num_training_batches

@@ -1,4 +1,4 @@
-"""Gradient clipping at a fixed norm, or at c / K2 as the authors' release does."""
+"""Gradient clipping at a fixed norm, or at norm / K2 as in the authors' release."""
 
 from __future__ import annotations
 
@@ -15,8 +15,17 @@ class Clip:
 
     Attributes:
         norm: the largest norm allowed.
-        per_loss: divide `norm` by the number of losses K2 of the window: the release clips at
-            1 / K2 after normalising by K2.
+        per_loss: divide `norm` by K2, the number of losses of the window.
+
+    Choosing `per_loss`: False is the usual clipping. True is what the authors' release does: it
+    clips at 1 / K2 after dividing the gradient by K2, so long windows are clipped harder.
+
+    >>> weight = torch.nn.Parameter(torch.zeros(4))
+    >>> weight.grad = torch.full((4,), 3.0)
+    >>> Clip(0.5)([weight], losses=10)
+    tensor(6.)
+    >>> round(weight.grad.norm().item(), 5)
+    0.5
     """
 
     norm: float
@@ -27,6 +36,11 @@ class Clip:
             raise ValueError(f"norm must be positive, got {self.norm}")
 
     def __call__(self, parameters: Iterable[Tensor], losses: int) -> Tensor:
-        """Clip in place; return the norm before."""
+        """Clip `.grad` in place; return the norm before clipping.
+
+        Args:
+            parameters: those whose gradients form the total norm.
+            losses: K2 of the window (`window.losses`).
+        """
         limit = self.norm / losses if self.per_loss else self.norm
         return torch.nn.utils.clip_grad_norm_(parameters, limit)

@@ -9,20 +9,26 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import CheckpointError
 
 FORMAT = "adaptive-tbptt checkpoint"
-
-
 VERSION = 1
+
+
+def require_safetensors() -> None:
+    """Refuse to go on where safetensors is not installed; name the extra that brings it."""
+    if find_spec("safetensors") is None:
+        raise ImportError(
+            "checkpoints are safetensors files, and safetensors is not installed: pip install "
+            "'adaptive-tbptt[checkpoint]', or train without run_dir"
+        )
 
 
 def save(path: str | Path, nest: Any) -> None:
@@ -37,6 +43,10 @@ def save(path: str | Path, nest: Any) -> None:
     >>> load(path)
     {'weights': tensor([1., 1.]), 'steps': [1, (2, 3)], 7: None}
     """
+    require_safetensors()
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
     path = Path(path)
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_encode(nest, tensors))
@@ -56,6 +66,9 @@ def save(path: str | Path, nest: Any) -> None:
 
 def load(path: str | Path) -> Any:
     """Read what `save` wrote; tensors are on the CPU."""
+    require_safetensors()
+    from safetensors import SafetensorError, safe_open
+
     try:
         with safe_open(path, framework="pt") as file:
             meta = file.metadata() or {}

@@ -7,10 +7,7 @@ import math
 import os
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
+from typing import Any
 
 
 def write_text(path: Path, text: str) -> None:
@@ -41,7 +38,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def short(value: Any) -> Any:
+def short_number(value: Any) -> Any:
     """Return a float in five digits, which keeps files small, or None where it is not finite."""
     if isinstance(value, float):
         return float(f"{value:.5g}") if math.isfinite(value) else None

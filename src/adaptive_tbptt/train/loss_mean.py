@@ -1,4 +1,4 @@
-"""The running mean of the training loss, looked at rarely so that a GPU is not made to wait."""
+"""The mean training loss of an epoch, read from the device only now and then."""
 
 from __future__ import annotations
 
@@ -11,24 +11,27 @@ from torch import Tensor
 from .._torch.number_formats import wide
 
 
-class LossMeter:
-    """Collects losses as tensors; `flush` brings them to the host and checks them."""
+class LossMean:
+    """Collect the losses of windows as tensors; `flush` reads and checks them.
+
+    Reading a loss makes the host wait for the GPU, so the trainer does it once for many windows.
+    """
 
     def __init__(self) -> None:
         self.total, self.weight = 0.0, 0.0
         self._pending: list[tuple[Tensor, float, int]] = []
 
     def add(self, loss: Tensor, weight: float, step: int) -> None:
-        """Note the loss of a window, the number of losses in it, and the data step it ended at."""
+        """Add a window: its mean loss, how many losses that averages over, and its last step."""
         self._pending.append((loss, weight, step))
 
     @property
     def pending(self) -> int:
-        """Losses noted since the last flush."""
+        """Number of windows added since the last flush."""
         return len(self._pending)
 
     def flush(self) -> tuple[int, float] | None:
-        """Add up what was noted; return the step and value of the first loss that is not finite."""
+        """Read all pending losses; return step and value of the first that is not finite."""
         if not self._pending:
             return None
         values = wide(torch.stack([loss for loss, _, _ in self._pending])).tolist()
@@ -42,13 +45,13 @@ class LossMeter:
 
     @property
     def mean(self) -> float:
-        """Mean over all losses flushed so far; NaN before the first."""
+        """Mean over all losses flushed so far; NaN if there are none."""
         return self.total / self.weight if self.weight else float("nan")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums; flush first."""
+        """Return the sums. Flush first: pending losses are not part of it."""
         return {"total": self.total, "weight": self.weight}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from saved sums."""
+        """Continue from saved sums."""
         self.total, self.weight = saved["total"], saved["weight"]

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..errors import TrainingError
+from ..errors import CheckpointError, TrainingError
 from . import checkpoint
 from .loggers import JsonlLogger, Logger, Metrics, TensorBoardLogger
 from .provenance import origin, version
@@ -25,6 +25,8 @@ class RunFolder:
     """Where a run keeps what must survive it; a folder of None keeps nothing."""
 
     def __init__(self, path: str | Path | None) -> None:
+        if path is not None:  # said now, not when the first checkpoint is due
+            checkpoint.require_safetensors()
         self.path = None if path is None else Path(path)
         self._metrics: JsonlLogger | None = None
 
@@ -122,7 +124,7 @@ class RunFolder:
             return
         try:
             checkpoint.save(path, nest)
-        except checkpoint.CheckpointError as error:
+        except CheckpointError as error:
             raise TrainingError(f"{error}{self.what_is_safe()}") from error
 
     def what_is_safe(self) -> str:

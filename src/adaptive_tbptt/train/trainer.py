@@ -2,127 +2,98 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from .._torch import compiling as compiled
 from ..data.stream import Stream, require_stream
-from ..distributed.ranks import Ranks, present_ranks
+from ..distributed.ranks import Ranks
 from ..errors import TrainingError
 from ..loop.adaptive import AdaptiveTBPTT
 from ..loop.clipping import Clip
 from ..loop.evaluation import evaluate_sum, mean_loss
-from ..loop.step_scale import Rule, StepScale
+from ..loop.step_scale import Rule, StepScale, rule_for
 from ..loop.window import Window
-from ..model.objective import CountLosses
-from ..model.recurrent import LossFn, Recurrent, as_recurrent
-from ..truncate.controller import Controller
-from . import training_state as snapshot
+from .fit_result import FitResult, Stopped
 from .interrupt import DeferredInterrupt
 from .loggers import Logger, Metrics, plain
-from .loss_mean import LossMeter
-from .progress import ProgressDisplay, describe
+from .loss_mean import LossMean
+from .metrics import epoch_metrics, estimate_metrics
+from .out_of_memory import is_out_of_memory
+from .progress_display import ProgressDisplay, describe
 from .run_folder import RunFolder
+from .run_progress import BestEpoch, RunProgress
+from .run_settings import require_same_settings, settings_of
+from .scheduling import SchedulerPer, check_scheduler, step_after_epoch
+from .training_state import TrainingState
+from .weights import copy_weights, load_weights, refuse_unsaved_parameters
 
 Callback = Callable[["Trainer", dict[str, Any]], None]
 
-
-Stopped = Literal["epochs", "patience", "time"]
-
-
-@dataclass(frozen=True)
-class FitResult:
-    """How a run ended.
-
-    Attributes:
-        epochs: epochs trained, those before a resume included.
-        stopped: which budget ended it.
-        best_epoch: epoch with the lowest validation loss; None without validation.
-        best_loss: that loss.
-        history: the metrics of every epoch.
-    """
-
-    epochs: int
-    stopped: Stopped
-    best_epoch: int | None
-    best_loss: float | None
-    history: list[dict[str, Any]]
+FLUSH_WINDOWS = 100  # windows between two checks of the loss, at most; arbitrary
 
 
 class Trainer:
-    """Train a recurrent module with truncated backpropagation, K fixed or chosen from delta.
+    """Train what an `AdaptiveTBPTT` holds: validate, checkpoint, resume, log, show progress.
+
+    A resumed run equals one that never stopped, bit for bit. Ctrl-C and SIGTERM write a checkpoint
+    and then raise `KeyboardInterrupt`. Where several processes train together (`tbptt.ranks`), the
+    first of them writes the files and shows progress.
 
     Args:
-        model: any recurrent module; see `adaptive_tbptt.model`. `as_recurrent(module, ...)` says
-            how it is laid out where that cannot be seen.
-        loss_fn: `loss_fn(outputs, targets)`, a mean over time and batch.
-        optimizer: any torch optimiser.
-        controller: `FixedTruncation(k)` or `BiasTolerance(delta, ...)`.
-        run_dir: folder for `metrics.jsonl` and `checkpoints/`; None writes nothing.
-        scheduler: any torch scheduler; it sees the base rate, never the scaled one.
-        scheduler_per: 'epoch', or 'window' for schedulers that count updates.
-        step_scale: the rate is multiplied by sqrt(K2), K2 or 1 during a step; K2 = K by default.
+        tbptt: the model, the loss, and how the stream is cut into windows.
+        optimizer: any torch optimiser of the parameters of the model and of the loss.
+        run_dir: folder for `metrics.jsonl` and `checkpoints/`; None writes nothing. Checkpoints
+            need `pip install 'adaptive-tbptt[checkpoint]'`.
+        scheduler: any torch scheduler. It sees the base rate, never the scaled one.
+        scheduler_per: step the scheduler after every 'epoch', or after every 'window' for
+            schedulers that count updates.
+        step_scale: how the rate follows the losses of a window, as the rule of `StepScale`. None
+            follows the optimiser: 'sqrt' for SGD and ASGD, 'none' for all others.
         clip: gradient clipping.
-        losses: K2; this and `overlap`, `estimates_per_epoch`, `estimate_every`, `burn_in` and
-            `count_losses` are as in `AdaptiveTBPTT`.
-        patience: stop after so many epochs without a better validation loss.
-        eval_chunk: steps that validation evaluates at a time.
-        max_seconds: stop after so much training time, resumed runs included.
-        checkpoint_seconds: between checkpoints inside an epoch; its end and a signal write one.
-        clock: what tells the time, in seconds.
-        loggers: further places for metrics.
-        tensorboard: write scalars for TensorBoard too; None does so where it is installed.
+        patience: stop after this many epochs without a better validation loss.
+        eval_chunk: steps that validation evaluates at a time; it bounds the memory.
+        max_seconds: stop after this much training time, that before a resume included.
+        checkpoint_seconds: time between checkpoints inside an epoch. The end of an epoch and a
+            signal write one too.
+        clock: returns the time in seconds.
+        loggers: further objects that receive the metrics.
+        tensorboard: write scalars for TensorBoard; None does so where it is installed.
         callbacks: each is called as `callback(trainer, metrics)` after every epoch and may add to
-            the metrics; what it needs later it finds in `trainer.history`.
-        show: whether to show progress.
-        seed: of the segments that are probed.
-        ranks: the processes that train together, as in `AdaptiveTBPTT`. The first of them writes
-            and talks.
+            the metrics. What it adds is kept in `trainer.history`.
+        show: whether to show progress on standard error.
 
     Attributes:
-        tbptt: the windows, with the history of K.
-        epoch: epochs trained so far.
-        updates: optimiser steps so far.
-        seconds: training time so far.
-        history: the metrics of every epoch.
-        best_epoch: epoch with the lowest validation loss; None without validation.
-        best_loss: that loss.
-        best_state: the model's parameters there.
-        best_loss_states: those of the loss, if it has any.
+        tbptt: as given; `tbptt.history` holds every estimate of K.
+        progress: epochs, updates, seconds, metrics and the best epoch so far.
         folder: the run folder.
         settings: what a checkpoint must agree with to be resumed.
-        meter: the losses of the epoch under way.
+
+    >>> from adaptive_tbptt import AdaptiveTBPTT, FixedTruncation, SequenceStream
+    >>> model, x = nn.GRU(3, 3), torch.ones(60, 2, 3)
+    >>> tbptt = AdaptiveTBPTT(model, nn.MSELoss(), FixedTruncation(10))
+    >>> trainer = Trainer(tbptt, torch.optim.SGD(model.parameters(), lr=0.1), show=False)
+    >>> result = trainer.fit(SequenceStream(x, x), epochs=2)
+    >>> result.stopped, result.epochs, trainer.updates
+    ('epochs', 2, 12)
     """
 
     def __init__(
         self,
-        model: nn.Module | Recurrent,
-        loss_fn: LossFn,
+        tbptt: AdaptiveTBPTT,
         optimizer: Optimizer,
-        controller: Controller,
-        *,
+        *old_form: Any,
         run_dir: str | Path | None = None,
         scheduler: Any = None,
-        scheduler_per: Literal["epoch", "window"] = "epoch",
-        step_scale: Rule = "sqrt",
+        scheduler_per: SchedulerPer = "epoch",
+        step_scale: Rule | None = None,
         clip: Clip | None = None,
-        losses: int | float = 1.0,
-        overlap: bool = True,
-        estimates_per_epoch: float = 1.0,
-        estimate_every: int | None = None,
-        burn_in: int = 20,
-        count_losses: CountLosses | None = None,
         patience: int | None = None,
         eval_chunk: int = 256,
         max_seconds: float | None = None,
@@ -132,59 +103,72 @@ class Trainer:
         tensorboard: bool | None = None,
         callbacks: Sequence[Callback] = (),
         show: bool = True,
-        seed: int = 0,
-        ranks: Ranks | None = None,
     ) -> None:
-        if scheduler_per not in ("epoch", "window"):
-            raise ValueError(f"scheduler_per must be 'epoch' or 'window', got {scheduler_per!r}")
-        if scheduler_per == "window" and isinstance(scheduler, ReduceLROnPlateau):
-            raise ValueError("ReduceLROnPlateau looks at the validation loss: once per epoch")
+        # `old_form` catches Trainer(model, loss_fn, optimizer, controller), for which Python would
+        # only say how many positional arguments there are.
+        if old_form or not isinstance(tbptt, AdaptiveTBPTT):
+            raise TypeError(
+                f"Trainer takes an AdaptiveTBPTT and an optimiser, got {type(tbptt).__name__} "
+                "first: write Trainer(AdaptiveTBPTT(model, loss_fn, controller), optimizer, ...)"
+            )
+        check_scheduler(scheduler, scheduler_per)
         if patience is not None and patience < 1:
             raise ValueError(f"patience must be at least 1 epoch, got {patience}")
         if eval_chunk < 1:
             raise ValueError(f"eval_chunk must be at least 1 step, got {eval_chunk}")
-        self.ranks = present_ranks() if ranks is None else ranks
-        if not self.ranks.leads:  # the first process writes and talks
+        refuse_unsaved_parameters(optimizer, tbptt.parameters)
+        if not tbptt.ranks.leads:
             run_dir, show, tensorboard, loggers = None, False, False, ()
-        recurrent = as_recurrent(model)
-        self.model, self.loss_fn, self.optimizer = recurrent.module, loss_fn, optimizer
+        self.tbptt, self.optimizer = tbptt, optimizer
         self.scheduler, self.scheduler_per = scheduler, scheduler_per
-        self.clip, self.patience, self.max_seconds = clip, patience, max_seconds
-        self.checkpoint_seconds, self.show, self.eval_chunk = checkpoint_seconds, show, eval_chunk
+        self.step_scale, self.clip = rule_for(optimizer, step_scale), clip
+        self.patience, self.max_seconds, self.clock = patience, max_seconds, clock
+        self.checkpoint_seconds, self.eval_chunk, self.show = checkpoint_seconds, eval_chunk, show
         self.folder = RunFolder(run_dir)
         self.loggers = [*loggers, *self.folder.tensorboard(tensorboard)]
-        self.callbacks, self.clock = list(callbacks), clock
-        self.tbptt = AdaptiveTBPTT(
-            recurrent,
-            loss_fn,
-            controller,
-            losses=losses,
-            overlap=overlap,
-            estimates_per_epoch=estimates_per_epoch,
-            estimate_every=estimate_every,
-            burn_in=burn_in,
-            count_losses=count_losses,
-            seed=seed,
-            ranks=self.ranks,
-        )
-        snapshot.refuse_strangers(optimizer, self.tbptt.parameters)
-        self.step_scale, self.meter = step_scale, LossMeter()
-        self.settings = {
-            "controller": repr(controller),
-            "optimizer": f"{type(optimizer).__name__}, {len(optimizer.param_groups)} groups",
-            "scheduler": type(scheduler).__name__,
-            "step_scale": step_scale,
-            "clip": repr(clip),
-            "losses": repr(losses),
-            "overlap": repr(overlap),
-            "estimates": repr((estimates_per_epoch, estimate_every, burn_in)),
-        }
-        self.epoch, self.updates, self.seconds = 0, 0, 0.0
-        self.history: list[dict[str, Any]] = []
-        self.best_epoch: int | None = None
-        self.best_loss: float | None = None
-        self.best_state: dict[str, Tensor] | None = None
-        self.best_loss_states: list[dict[str, Any]] = []
+        self.callbacks = list(callbacks)
+        self.settings = settings_of(tbptt, optimizer, scheduler, self.step_scale, clip)
+        self.progress = RunProgress()
+
+    @property
+    def model(self) -> nn.Module:
+        """The module that is trained."""
+        return self.tbptt.recurrent.module
+
+    @property
+    def loss_fn(self) -> Callable[[Any, Any], Tensor]:
+        """The loss of training and validation."""
+        return self.tbptt.loss_fn
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that train together."""
+        return self.tbptt.ranks
+
+    @property
+    def epoch(self) -> int:
+        """Epochs trained so far."""
+        return self.progress.epoch
+
+    @property
+    def updates(self) -> int:
+        """Optimiser steps so far."""
+        return self.progress.updates
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The metrics of every epoch so far."""
+        return self.progress.history
+
+    @property
+    def best_epoch(self) -> int | None:
+        """The epoch with the lowest validation loss; None before a finite one."""
+        return None if self.progress.best is None else self.progress.best.epoch
+
+    @property
+    def best_loss(self) -> float | None:
+        """The lowest validation loss; None before a finite one."""
+        return None if self.progress.best is None else self.progress.best.loss
 
     def fit(
         self, train: Stream, valid: Stream | None = None, *, epochs: int, resume: bool = False
@@ -193,23 +177,20 @@ class Trainer:
 
         Args:
             train: the training stream.
-            valid: the validation stream; the parameters with its lowest loss are kept.
+            valid: the validation stream. The weights with its lowest loss are kept for
+                `load_best`.
             epochs: total number of passes over `train`, those before a resume included.
-            resume: go on from the run folder's last checkpoint, if there is one.
+            resume: continue from the last checkpoint of the run folder, if there is one.
         """
         if epochs < 1:
             raise ValueError(f"epochs must be at least 1, got {epochs}")
         for stream in (train, *(() if valid is None else (valid,))):
             require_stream(stream)
         with self.folder.locked():
-            here = self.ranks.leads and (self.folder.last(resume), str(self.folder.file("last")))
-            saved, source = self.ranks.share(here)
-            if saved is not None:
-                snapshot.put_back(self, saved, train, source)
-            self.folder.open(keep=0 if saved is None else saved["metrics_lines"])
+            self.folder.open(keep=self._resume(train, resume))
             total = None if train.length is None else epochs * train.length
             self.scale = StepScale(self.optimizer, self.step_scale)
-            self.optimizer.zero_grad()  # what was computed before is no part of the first update
+            self.optimizer.zero_grad()  # gradients from before are not part of the first update
             with (
                 DeferredInterrupt() as interrupt,
                 ProgressDisplay(total, self.tbptt.trained_steps, show=self.show) as display,
@@ -223,18 +204,34 @@ class Trainer:
         return FitResult(self.epoch, stopped, self.best_epoch, self.best_loss, self.history)
 
     def evaluate(self, stream: Stream) -> float:
-        """Return the mean loss of a stream at the present parameters; its rows are shared out."""
+        """Return the mean loss of a stream with the present weights.
+
+        Several processes share the rows, unless there are fewer rows than processes.
+        """
         shared = stream.rows >= self.ranks.count
         part = self.ranks.deal(stream) if shared else stream
         sums = evaluate_sum(self.tbptt.objective, part, self.eval_chunk)
         return mean_loss(*(self.ranks.total(sums) if shared else sums))
 
     def load_best(self) -> None:
-        """Put the parameters with the lowest validation loss back, those of the loss too."""
-        if self.best_state is None:
-            raise TrainingError("there are no best parameters: no validation gave a finite loss")
-        compiled.plain(self.model).load_state_dict(self.best_state)
-        snapshot.load_loss(self, self.best_loss_states, "the best epoch")
+        """Load the weights with the lowest validation loss into the model and the loss."""
+        if self.progress.best is None:
+            raise TrainingError("there are no best weights: no validation gave a finite loss")
+        load_weights(self.tbptt, self.progress.best.weights, "the best epoch")
+
+    def _resume(self, train: Stream, resume: bool) -> int:
+        """Load the last checkpoint, if there is one to resume; return its lines of metrics."""
+        # Only the first process has a run folder, so it reads for all of them.
+        here = self.ranks.leads and (self.folder.last(resume), str(self.folder.file("last")))
+        saved, source = self.ranks.share(here)
+        if saved is None:
+            return 0
+        require_same_settings(saved["settings"], self.settings, source)
+        self._state(train).load_state_dict(saved, source)
+        return int(saved["metrics_lines"])
+
+    def _state(self, train: Stream) -> TrainingState:
+        return TrainingState(self.tbptt, self.optimizer, self.scheduler, train, self.progress)
 
     def _run_epochs(
         self,
@@ -251,33 +248,36 @@ class Trainer:
             if not self._run_windows(train, interrupt, display):
                 return "time"
             self._end_epoch(train, valid, display)
-            if self.ranks.any([interrupt.pending])[0]:  # in validation; the checkpoint is written
+            # A signal during validation: the end of the epoch has written a checkpoint.
+            if self.ranks.any([interrupt.pending])[0]:
                 raise KeyboardInterrupt
         return "epochs"
 
     def _run_windows(
         self, train: Stream, interrupt: DeferredInterrupt, display: ProgressDisplay
     ) -> bool:
-        """Train from the stream's cursor to its end; return whether the end was reached."""
+        """Train from the stream's cursor to its end; return False if the time ran out before."""
+        progress, tbptt = self.progress, self.tbptt
         self.model.train()
-        began, before = self.clock(), self.seconds
+        began, before = self.clock(), progress.seconds
         saved_at = began
-        estimates = len(self.tbptt.history)
-        for window in self.tbptt.windows(train):
-            if len(self.tbptt.history) > estimates:
-                estimates = len(self.tbptt.history)
-                self._log_estimate()
+        estimates = len(tbptt.history)
+        for window in tbptt.windows(train):
+            if len(tbptt.history) > estimates:
+                estimates = len(tbptt.history)
+                self._log(estimate_metrics(tbptt, self.epoch + 1))
             self._update(window)
             now = self.clock()
-            self.seconds = before + now - began
-            if self.meter.pending >= 100 or display.wants_update:
+            progress.seconds = before + now - began
+            if progress.loss.pending >= FLUSH_WINDOWS or display.wants_update:
                 self._check_losses()
                 if display.wants_update:
-                    display.update(self.tbptt.trained_steps, self._line())
+                    display.update(tbptt.trained_steps, self._line())
+            # Saving is a collective call, so all processes must agree on whether to do it.
             interrupted, late, due = self.ranks.any(
                 [
                     interrupt.pending,
-                    self.max_seconds is not None and self.seconds >= self.max_seconds,
+                    self.max_seconds is not None and progress.seconds >= self.max_seconds,
                     now - saved_at >= self.checkpoint_seconds,
                 ]
             )
@@ -291,106 +291,89 @@ class Trainer:
         return True
 
     def _update(self, window: Window) -> None:
-        """One step: theta - gamma sqrt(K) g (Algorithm 1, lines 9 to 11)."""
-        loss = window.backward()
+        """Take one step: theta - gamma sqrt(K2) g (Algorithm 1, lines 9 to 11)."""
+        loss = self._backward(window)
         if self.clip is not None:
             self.clip(self.tbptt.parameters, window.losses)
-        self.scale.step(window.losses)
+        self.scale.step(window)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.updates += 1
+        self.progress.updates += 1
         if self.scheduler is not None and self.scheduler_per == "window":
             self.scheduler.step()
-        self.meter.add(loss, window.weight or 0.0, self.tbptt.trained_steps)
+        self.progress.loss.add(loss, window.weight or 0.0, self.tbptt.trained_steps)
+
+    def _backward(self, window: Window) -> Tensor:
+        try:
+            return window.backward()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise TrainingError(
+                f"not enough memory for a window with K = {window.k} and {window.losses} losses, "
+                f"in epoch {self.epoch + 1}: lower k_max (or the fixed K), losses or the batch "
+                f"size{self.folder.what_is_safe()}"
+            ) from error
 
     def _end_epoch(self, train: Stream, valid: Stream | None, display: ProgressDisplay) -> None:
+        """Validate, keep the best weights, call back, log, step the scheduler, checkpoint."""
         self._check_losses()
-        valid_loss = None
-        if valid is not None:
-            valid_loss = self.evaluate(valid)
-            better = self.best_loss is None or valid_loss < self.best_loss
-            if better and math.isfinite(valid_loss):
-                self.best_loss, self.best_epoch = valid_loss, self.epoch + 1
-                self.best_state = copy.deepcopy(compiled.plain(self.model).state_dict())
-                self.best_loss_states = copy.deepcopy(snapshot.loss_states(self))
-                self.folder.save("best", self.best_state)
-        self.epoch += 1
-        decision = self.tbptt.truncation.decision
-        metrics: dict[str, Any] = {
-            "event": "epoch",
-            "epoch": self.epoch,
-            "data_passes": None if train.length is None else self.tbptt.data_steps / train.length,
-            "train_loss": self.meter.mean,
-            "valid_loss": valid_loss,
-            "k": self.tbptt.k,
-            "beta": None if decision is None else decision.beta,
-            "relative_bias": None if decision is None else decision.relative_bias,
-            "updates": self.updates,
-            "reach": list(self.tbptt.reach),
-            "lr": float(self.optimizer.param_groups[0]["lr"]),
-            "seconds": self.seconds,
-        }
+        progress = self.progress
+        valid_loss = None if valid is None else self.evaluate(valid)
+        progress.epoch += 1
+        best = progress.best
+        # A NaN must not become the best: no later loss would be smaller.
+        if (
+            valid_loss is not None
+            and math.isfinite(valid_loss)
+            and (best is None or valid_loss < best.loss)
+        ):
+            progress.best = BestEpoch(progress.epoch, valid_loss, copy_weights(self.tbptt))
+            self.folder.save("best", progress.best.weights.model)
+        metrics = epoch_metrics(
+            self.tbptt,
+            progress,
+            length=train.length,
+            valid_loss=valid_loss,
+            lr=float(self.optimizer.param_groups[0]["lr"]),
+        )
         for callback in self.callbacks:
             callback(self, metrics)
         metrics = plain(metrics)
-        self.history.append(metrics)
+        progress.history.append(metrics)
         self._log(metrics)
-        self.meter = LossMeter()
+        progress.loss = LossMean()
         if self.scheduler is not None and self.scheduler_per == "epoch":
-            self._step_scheduler(metrics["train_loss"] if valid_loss is None else valid_loss)
+            loss = metrics["train_loss"] if valid_loss is None else valid_loss
+            step_after_epoch(self.scheduler, loss)
         self._save(train)
         display.say(self._line(metrics))
 
-    def _step_scheduler(self, loss: float) -> None:
-        seen = (loss,) if isinstance(self.scheduler, ReduceLROnPlateau) else ()
-        with warnings.catch_warnings():
-            # torch warns of a scheduler that steps before its optimiser, which is what it sees
-            # when a run is resumed at the very end of an epoch.
-            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
-            self.scheduler.step(*seen)
-
     def _line(self, epoch: dict[str, Any] | None = None) -> str:
-        numbers = epoch or {"epoch": self.epoch + 1, "train_loss": self.meter.mean}
+        numbers = epoch or {"epoch": self.epoch + 1, "train_loss": self.progress.loss.mean}
         return describe(numbers, self.best_loss, self.tbptt.truncation)
-
-    def _log_estimate(self) -> None:
-        tbptt = self.tbptt
-        latest, decision, evidence = tbptt.history[-1], tbptt.truncation.decision, tbptt.evidence
-        assert decision is not None  # it made the estimate
-        assert evidence is not None  # from this
-        self._log(
-            {
-                "event": "estimate",
-                "epoch": self.epoch + 1,
-                "k": latest.k,
-                "beta": latest.beta,
-                "relative_bias": latest.relative_bias,
-                "outcome": latest.outcome,
-                "delta": decision.delta,
-                "tau": decision.tau,
-                **tbptt.controller.brief(tbptt.truncation, evidence),
-            }
-        )
 
     def _log(self, metrics: Metrics) -> None:
         for logger in (self.folder, *self.loggers):
             logger.log(metrics, self.tbptt.trained_steps)
 
     def _check_losses(self) -> None:
-        bad = self.meter.flush()
+        bad = self.progress.loss.flush()
         if bad is not None:
             step, value = bad
             raise TrainingError(
-                f"the loss became {value} at data step {step}, in epoch {self.epoch + 1}; "
-                f"try a smaller learning rate or clipping{self.folder.what_is_safe()}"
+                f"the loss became {value} at data step {step}, in epoch {self.epoch + 1}: try a "
+                f"smaller learning rate, or clipping{self.folder.what_is_safe()}"
             )
 
     def _save(self, train: Stream) -> None:
-        """Write a checkpoint, after making sure that there is something good to write."""
+        """Write a checkpoint; refuse to replace a good one by weights that are not finite."""
         self._check_losses()
         if not all(bool(torch.isfinite(p).all()) for p in self.tbptt.parameters):
             raise TrainingError(
                 f"a parameter is NaN or infinite after data step {self.tbptt.trained_steps}, in "
                 f"epoch {self.epoch + 1}{self.folder.what_is_safe()}"
             )
-        self.folder.save("last", snapshot.take(self, train))
+        state = self._state(train).state_dict()
+        lines = self.folder.lines
+        self.folder.save("last", {"settings": self.settings, **state, "metrics_lines": lines})

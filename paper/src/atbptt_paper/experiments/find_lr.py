@@ -42,7 +42,7 @@ def try_rate(config: Any, lr: float, updates: int) -> Trial:
             losses.append(float(window.backward()))
             if clip is not None:
                 clip(model.parameters(), window.losses)
-            scale.step(window.losses)
+            scale.step(window)
             optimizer.step()
             optimizer.zero_grad()
             if len(losses) >= updates or not math.isfinite(losses[-1]):

@@ -17,6 +17,7 @@ from adaptive_tbptt.diagnosis.model_diagnosis import Diagnosis, diagnose
 from adaptive_tbptt.distributed.ranks import present_ranks
 from adaptive_tbptt.errors import TrainingError
 from adaptive_tbptt.estimate.truncation import choose_truncation
+from adaptive_tbptt.loop.adaptive import AdaptiveTBPTT
 from adaptive_tbptt.measure.lag_probe import probe_segment
 from adaptive_tbptt.measure.sampling import draw_segment
 from adaptive_tbptt.train.files import read_rows, write_text
@@ -97,25 +98,29 @@ def train_run(
     scheduler = None
     if config.lr_decay != 1.0:
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, config.lr_decay)
-    trainer = Trainer(
+    tbptt = AdaptiveTBPTT(
         model,
         config.loss_fn,
-        optimizer,
         config.controller(),
+        losses=config.k2,
+        losses_per_k=config.losses if config.k2 is None else None,
+        estimates_per_epoch=config.estimates_per_epoch,
+        burn_in=config.burn_in,
+        seed=config.seed,
+    )
+    trainer = Trainer(
+        tbptt,
+        optimizer,
         run_dir=folder,
         scheduler=scheduler,
         step_scale=config.rate_rule,
         clip=config.make_clip(),
-        losses=config.window_losses,
-        estimates_per_epoch=config.estimates_per_epoch,
-        burn_in=config.burn_in,
         eval_chunk=config.eval_chunk,
         callbacks=[
             lambda trainer, metrics: _test_at_best(trainer, metrics, config, streams["test"]),
             lambda trainer, metrics: _error_bars(trainer, metrics, config, streams["train"]),
         ],
         show=show,
-        seed=config.seed,
         clock=clock,
     )
     fit = trainer.fit(streams["train"], streams["valid"], epochs=config.epochs, resume=resume)

@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from adaptive_tbptt.estimate.contributions import Contributions
+from adaptive_tbptt.estimate.measured_curve import cut_weights, gradient_norm, measured_bias
 from torch import nn
 
 import adaptive_tbptt as at
 from adaptive_tbptt.diagnosis.bias_check import _compare
-from adaptive_tbptt.estimate.contributions import Contributions
-from adaptive_tbptt.estimate.measured_curve import cut_weights, gradient_norm, measured_bias
 from adaptive_tbptt.estimate.truncation import is_resolved, open_range
 from adaptive_tbptt.estimate.unbiased_norms import chance, quantile, squared_means
 

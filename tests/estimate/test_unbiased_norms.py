@@ -1,0 +1,79 @@
+"""Squared norms of means, freed of noise: against vectors whose means are known."""
+
+import numpy as np
+import pytest
+
+from adaptive_tbptt.estimate.unbiased_norms import (
+    chance,
+    groups_needed,
+    jackknife_error,
+    squared_means,
+    student_quantile,
+)
+
+
+def gram(vectors):
+    """Inner products between groups, of `(..., groups, size)`."""
+    return vectors @ np.swapaxes(vectors, -1, -2)
+
+
+def test_squared_mean_of_two_groups_by_hand():
+    found = squared_means(gram(np.array([[1.0, 2.0], [3.0, -1.0]])), np.array([1, 1]))
+    assert found.value == pytest.approx(1 * 3 - 2 * 1)  # the one product of the two
+
+
+def test_squared_means_are_unbiased_whatever_the_sizes_of_the_groups():
+    mean, sizes, rng = (
+        np.array([0.3, -0.1, 0.0, 0.2]),
+        np.array([1, 5, 2, 7]),
+        np.random.default_rng(0),
+    )
+    values = []
+    for _ in range(4000):
+        sums = np.stack([(mean + rng.standard_normal((n, 4))).sum(axis=0) for n in sizes])
+        values.append(squared_means(gram(sums), sizes).value)
+    error = np.std(values) / np.sqrt(len(values))
+    assert abs(np.mean(values) - mean @ mean) < 4 * error
+    assert np.mean(values) < 0.5 * (mean @ mean + 4 / sizes.sum())  # what a plain norm would give
+
+
+def test_leaving_a_group_out_is_what_the_others_give():
+    v, sizes = np.random.default_rng(0).standard_normal((3, 5, 32)), np.array([2, 3, 1, 4, 2])
+    found = squared_means(gram(v), sizes)
+    for g in range(5):
+        rest = [i for i in range(5) if i != g]
+        alone = squared_means(gram(v[:, rest]), sizes[rest])
+        np.testing.assert_allclose(found.without_group[:, g], alone.value, rtol=1e-9)
+
+
+def test_one_group_alone_tells_nothing():
+    found = squared_means(gram(np.array([[1.0, 2.0]])), np.array([3]))
+    assert found.value == 0.0
+    assert np.isfinite(found.without_group).all()
+
+
+def test_the_jackknife_error_of_a_mean_is_its_standard_error():
+    x = np.random.default_rng(0).standard_normal(40)
+    without = (x.sum() - x) / 39
+    assert jackknife_error(without) == pytest.approx(x.std(ddof=1) / np.sqrt(40), rel=1e-12)
+
+
+@pytest.mark.parametrize(("level", "nu", "expected"), [(0.95, 7, 1.8946), (0.975, 15, 2.1314)])
+def test_quantile_is_students(level, nu, expected):
+    assert student_quantile(level, nu + 1) == pytest.approx(expected, rel=2e-3)
+
+
+def test_chance_is_uniform_without_a_mean_and_small_with_one():
+    rng = np.random.default_rng(1)
+    none = [chance(gram(rng.standard_cauchy((10, 3))), flips=200, seed=i) for i in range(300)]
+    assert 0.02 < np.mean(np.array(none) <= 0.1) < 0.2
+    assert chance(gram(1.0 + 0.1 * rng.standard_normal((10, 3)))) < 0.01
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9, 0.95, 0.99])
+def test_as_many_groups_as_are_needed_can_tell_and_one_less_cannot(level):
+    needed = groups_needed(level)
+    clear = np.ones((needed, 1))  # nothing but mean: no other choice of signs looks as much like it
+    assert chance(gram(clear), flips=100_000) == pytest.approx(2.0 ** (1 - needed), rel=0.2)
+    assert 2.0 ** (1 - needed) <= (1 - level) / 2
+    assert needed == 2 or 2.0 ** (2 - needed) > (1 - level) / 2
