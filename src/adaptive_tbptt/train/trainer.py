@@ -75,8 +75,8 @@ class Trainer:
         scheduler_per: 'epoch', or 'window' for schedulers that count updates.
         step_scale: the rate is multiplied by sqrt(K2), K2 or 1 during a step; K2 = K by default.
         clip: gradient clipping.
-        losses: K2; this and `overlap`, `estimates_per_epoch`, `estimate_every`, `burn_in` and
-            `count_losses` are as in `AdaptiveTBPTT`.
+        losses: K2; this and `losses_per_k`, `overlap`, `estimates_per_epoch`, `estimate_every`,
+            `burn_in` and `count_losses` are as in `AdaptiveTBPTT`.
         patience: stop after so many epochs without a better validation loss.
         eval_chunk: steps that validation evaluates at a time.
         max_seconds: stop after so much training time, resumed runs included.
@@ -118,7 +118,8 @@ class Trainer:
         scheduler_per: Literal["epoch", "window"] = "epoch",
         step_scale: Rule = "sqrt",
         clip: Clip | None = None,
-        losses: int | float = 1.0,
+        losses: int | None = None,
+        losses_per_k: float | None = None,
         overlap: bool = True,
         estimates_per_epoch: float = 1.0,
         estimate_every: int | None = None,
@@ -160,6 +161,7 @@ class Trainer:
             loss_fn,
             controller,
             losses=losses,
+            losses_per_k=losses_per_k,
             overlap=overlap,
             estimates_per_epoch=estimates_per_epoch,
             estimate_every=estimate_every,
@@ -176,7 +178,7 @@ class Trainer:
             "scheduler": type(scheduler).__name__,
             "step_scale": step_scale,
             "clip": repr(clip),
-            "losses": repr(losses),
+            "losses": repr((losses, losses_per_k)),
             "overlap": repr(overlap),
             "estimates": repr((estimates_per_epoch, estimate_every, burn_in)),
         }
