@@ -12,16 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from adaptive_tbptt.data.stream import SequenceStream
-from adaptive_tbptt.diagnosis.model_diagnosis import Diagnosis, diagnose
-from adaptive_tbptt.distributed.ranks import present_ranks
-from adaptive_tbptt.errors import TrainingError
-from adaptive_tbptt.estimate.truncation import choose_truncation
-from adaptive_tbptt.measure.lag_probe import probe_segment
-from adaptive_tbptt.measure.sampling import draw_segment
-from adaptive_tbptt.train.files import read_rows, write_text
-from adaptive_tbptt.train.run_folder import RunFolder
-from adaptive_tbptt.train.trainer import FitResult, Trainer
+from adaptive_tbptt import SequenceStream, Trainer, choose_truncation, diagnose
+from adaptive_tbptt.diagnosis import Diagnosis
+from adaptive_tbptt.distributed import present_ranks
+from adaptive_tbptt.measure import draw_segment, probe_segment
+from adaptive_tbptt.train import FitResult, RunFolder, TrainingError, read_rows, write_text
 
 from ..config import TrainConfig
 
@@ -83,10 +78,10 @@ def train_run(
     # Before anything is written: data may be missing, the device too.
     streams = config.streams()
     model = config.model().to(device)
-    if len(streams["valid"]) < config.burn_in + config.window:
+    if len(streams["valid"]) < config.burn_in + config.lags:
         raise ValueError(
             f"validation rows of {len(streams['valid'])} steps are too short for a probe of "
-            f"{config.burn_in} + {config.window}"
+            f"{config.burn_in} + {config.lags}"
         )
     ranks = present_ranks()
     if ranks.leads:
@@ -106,7 +101,8 @@ def train_run(
         scheduler=scheduler,
         step_scale=config.rate_rule,
         clip=config.make_clip(),
-        losses=config.window_losses,
+        losses=config.losses,
+        losses_per_k=None if config.losses else config.losses_per_k,
         estimates_per_epoch=config.estimates_per_epoch,
         burn_in=config.burn_in,
         eval_chunk=config.eval_chunk,
@@ -175,7 +171,7 @@ def _error_bars(
     generator = torch.Generator().manual_seed(1_000_003 * (config.seed + 1) + metrics["epoch"])
     ks, biases, betas = [], [], []
     for _ in range(config.error_bar_repeats):
-        segment = draw_segment(train, config.burn_in + config.window, tbptt.count_losses, generator)
+        segment = draw_segment(train, config.burn_in + config.lags, tbptt.count_losses, generator)
         profile = probe_segment(
             tbptt.recurrent,
             trainer.loss_fn,
