@@ -52,7 +52,7 @@ def measure(recurrent: at.model.Recurrent, config: LanguageConfig, stream: Any, 
         profile = probe_segment(
             recurrent,
             config.loss_fn,
-            stream.random_segment(config.burn_in + config.window, generator),
+            stream.random_segment(config.burn_in + config.lags, generator),
             burn_in=config.burn_in,
             train=True,
             parameters=True,

@@ -72,7 +72,7 @@ def truth(model: Any, config: CopyConfig, stream: at.SequenceStream) -> list[dic
         config.loss_fn,
         stream,
         TRUE_KS,
-        lags=config.window,
+        lags=config.lags,
         steps=10,
         segments=48,
         burn_in=config.burn_in,
@@ -96,12 +96,12 @@ def choices(
         for name, gauge in GAUGES.items():
             for delta in DELTAS:
                 rule = at.BiasTolerance(
-                    delta, k_min=1, k_max=config.k_max, lags=config.window, gauge=gauge
+                    delta, k_min=1, k_max=config.k_max, lags=config.lags, gauge=gauge
                 )
                 control, used = rule.init(), 0
                 while used == 0 or control.wants_more:
                     if used == len(profiles):
-                        segment = stream.random_segment(config.burn_in + config.window, generator)
+                        segment = stream.random_segment(config.burn_in + config.lags, generator)
                         profiles.append(
                             probe_segment(
                                 recurrent,
