@@ -1,4 +1,4 @@
-"""Cost against the window R, the truncation length K, the length T of the data, and hidden size."""
+"""Cost against the lags R of a probe, the truncation length K, the data's length T, hidden size."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from adaptive_tbptt.diagnosis.palette import BLUE, GREEN, ORANGE, VERMILION
-from adaptive_tbptt.measure.lag_probe import probe_segment
-from adaptive_tbptt.model.recurrent import as_recurrent
+from adaptive_tbptt.measure import probe_segment
+from adaptive_tbptt.model import as_recurrent
 from atbptt_paper.tasks.sequence_model import symbol_loss
-
-from .bench import Size, Timing, one_pass, probe_by_hand, products, take_turns, training_contenders
+from contenders import (
+    Size,
+    Timing,
+    one_pass,
+    probe_by_hand,
+    products,
+    take_turns,
+    training_contenders,
+)
 
 Sweep = Callable[[int, bool], list[Timing]]
 
@@ -24,18 +31,18 @@ _BY_HAND_UP_TO = 1000  # steps: beyond, a graph of every step takes gigabytes
 def _probe_at(sweep: str, value: int, size: Size, turns: int) -> list[Timing]:
     model = size.model()
     recurrent = as_recurrent(model)
-    segment = size.stream(size.window).segment(0, size.window)
+    segment = size.stream(size.lags).segment(0, size.lags)
     contenders: dict[str, Callable[[], object]] = {
         "ours": lambda: probe_segment(recurrent, symbol_loss, segment),
-        "bare products": lambda: products(size, size.window, 3),
+        "bare products": lambda: products(size, size.lags, 3),
     }
-    if size.window <= _BY_HAND_UP_TO:
+    if size.lags <= _BY_HAND_UP_TO:
         contenders["by hand"] = lambda: probe_by_hand(model, segment.inputs, segment.targets)
         contenders["one fused pass"] = lambda: one_pass(model, segment.inputs, segment.targets)
     return take_turns(sweep, str(value), contenders, turns)
 
 
-def sweep_window(turns: int, smoke: bool) -> list[Timing]:
+def sweep_lags(turns: int, smoke: bool) -> list[Timing]:
     """Seconds of one probe against R: 128 units, 64 rows."""
     values = [10, 20] if smoke else [100, 300, 1000, 3000, 10_000]
     return [
@@ -48,11 +55,11 @@ def sweep_window(turns: int, smoke: bool) -> list[Timing]:
 def sweep_hidden(turns: int, smoke: bool) -> list[Timing]:
     """Seconds of one probe against the hidden size: R = 200, 32 rows."""
     values = [4, 8] if smoke else [32, 64, 128, 256, 512, 1024]
-    window = 10 if smoke else 200
+    lags = 10 if smoke else 200
     return [
         t
         for h in values
-        for t in _probe_at("hidden size", h, Size("", h, 1, 20, 32, window, (), 0, 0), turns)
+        for t in _probe_at("hidden size", h, Size("", h, 1, 20, 32, lags, (), 0, 0), turns)
     ]
 
 
@@ -75,7 +82,7 @@ def sweep_length(turns: int, smoke: bool) -> list[Timing]:
 
 
 SWEEPS: dict[str, Sweep] = {
-    "R": sweep_window,
+    "R": sweep_lags,
     "hidden size": sweep_hidden,
     "K": sweep_truncation,
     "T": sweep_length,
@@ -83,7 +90,7 @@ SWEEPS: dict[str, Sweep] = {
 
 
 _LABELS = {
-    "R": "window R of one probe (steps)",
+    "R": "lags R of one probe (steps)",
     "hidden size": "hidden size, one probe of R = 200 (units)",
     "K": "truncation length K, training on 1200 steps",
     "T": "length T of the data, training at K = 20 (steps)",

@@ -1,4 +1,4 @@
-"""Speed, as ratios within one process: contenders take turns, so that noise falls on all alike."""
+"""What is timed, and against what. Contenders take turns, so that noise falls on all alike."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adaptive_tbptt.data.stream import SequenceStream
-from adaptive_tbptt.loop.adaptive import AdaptiveTBPTT
-from adaptive_tbptt.measure.lag_probe import probe_segment
-from adaptive_tbptt.model.recurrent import as_recurrent
+from adaptive_tbptt import AdaptiveTBPTT, BiasTolerance, FixedTruncation, SequenceStream
+from adaptive_tbptt.measure import probe_segment
+from adaptive_tbptt.model import as_recurrent
 from adaptive_tbptt.train.provenance import commit
-from adaptive_tbptt.truncate.bias_tolerance import BiasTolerance
-from adaptive_tbptt.truncate.fixed import FixedTruncation
-from adaptive_tbptt.truncate.parameter_gauges import MeasuredGauge
+from adaptive_tbptt.truncate import MeasuredGauge
 from atbptt_paper.tasks.language_task import LanguageModel
 from atbptt_paper.tasks.sequence_model import SymbolModel, symbol_loss
 
@@ -34,7 +31,7 @@ class Size:
         layers: layers.
         symbols: size of the alphabet or vocabulary.
         rows: batch size.
-        window: R.
+        lags: R, the lags of a probe.
         ks: truncation lengths for training.
         windows: number of windows to train on.
         epoch: steps of an epoch; 0 where a whole one takes too long.
@@ -45,7 +42,7 @@ class Size:
     layers: int
     symbols: int
     rows: int
-    window: int
+    lags: int
     ks: tuple[int, ...]
     windows: int
     epoch: int
@@ -126,7 +123,7 @@ def bench_probe(size: Size, turns: int) -> list[Timing]:
     """One profile: ours, per step by autograd, one fused pass, and the bare products."""
     model: Any = size.model()
     recurrent = as_recurrent(model)
-    segment = size.stream(size.window).segment(0, size.window)
+    segment = size.stream(size.lags).segment(0, size.lags)
     return take_turns(
         "probe",
         size.name,
@@ -137,7 +134,7 @@ def bench_probe(size: Size, turns: int) -> list[Timing]:
             ),
             "per step by hand": lambda: probe_by_hand(model, segment.inputs, segment.targets),
             "one fused pass": lambda: one_pass(model, segment.inputs, segment.targets),
-            "bare products": lambda: products(size, size.window, 3),
+            "bare products": lambda: products(size, size.lags, 3),
         },
         turns,
     )
@@ -146,7 +143,7 @@ def bench_probe(size: Size, turns: int) -> list[Timing]:
 def bench_gauges(size: Size, turns: int) -> list[Timing]:
     """What looking at the parameters costs: norms alone, and the sketches of the measured bias."""
     recurrent = as_recurrent(size.model())
-    segment = size.stream(size.window).segment(0, size.window)
+    segment = size.stream(size.lags).segment(0, size.lags)
     sketches = {"parameter norms": 0, "measured bias": MeasuredGauge().sketch}
     timings = []
     for name, sketch in sketches.items():
@@ -195,7 +192,7 @@ def bench_adaptivity(size: Size, turns: int) -> list[Timing]:
     stream = size.stream(size.epoch)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     k = size.ks[-1]  # the largest: an epoch is cheapest there, and a probe costs the same
-    options: dict[str, Any] = {"k_min": k, "k_max": k, "window": size.window}
+    options: dict[str, Any] = {"k_min": k, "k_max": k, "lags": size.lags}
 
     def epoch(controller: Any) -> None:
         train_epoch(AdaptiveTBPTT(model, symbol_loss, controller), stream, optimizer)

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import torch
 
-from adaptive_tbptt.train.provenance import origin
-
-from .bench import Timing
+from adaptive_tbptt.train import origin
+from contenders import Timing
 
 
 def as_markdown(timings: list[Timing]) -> str:
