@@ -123,7 +123,7 @@ def test_perplexity_of_a_short_text_by_hand(folder):
 
 def test_presets_are_the_papers():
     ptb = PRESETS["ptb"]
-    assert (ptb.hidden, ptb.batch, ptb.lr, ptb.window, ptb.k_init) == (900, 32, 10.0, 400, 100)
+    assert (ptb.hidden, ptb.batch, ptb.lr, ptb.lags, ptb.k_init) == (900, 32, 10.0, 400, 100)
     assert (ptb.k_min, ptb.k_max, ptb.dropout, ptb.tied, ptb.layers) == (10, 400, 0.2, True, 1)
     assert (ptb.weight_decay, ptb.burn_in, ptb.vocabulary, ptb.epochs) == (1e-7, 40, "all", 50)
     assert (PRESETS["wikitext-2"].hidden, PRESETS["wikitext-2"].step_scale) == (512, "linear")

@@ -8,9 +8,10 @@ def main() -> None:
     try:
         from .cli import app
     except ImportError as error:
-        if (error.name or "").partition(".")[0] not in ("typer", "rich"):
+        missing = (error.name or "").partition(".")[0]
+        if missing not in ("typer", "rich"):
             raise
-        sys.exit(f"atbptt needs {error.name}: pip install 'adaptive-tbptt[cli]'")
+        sys.exit(f"atbptt needs {missing}: pip install 'adaptive-tbptt[cli]'")
     app(prog_name="atbptt")
 
 

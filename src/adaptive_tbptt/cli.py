@@ -13,6 +13,8 @@ from rich.console import Console
 
 from .cli_errors import errors_as_sentences, set_up
 
+__all__ = ["app"]
+
 _out = Console()
 
 

@@ -12,8 +12,8 @@ import adaptive_tbptt as at
 from adaptive_tbptt.measure.affine_uses import trained
 from adaptive_tbptt.measure.sketch import Sketch
 from adaptive_tbptt.model.recurrent import as_recurrent
-from atbptt_paper.tasks.language_task import LanguageModel
-from atbptt_paper.tasks.sequence_model import SymbolModel, symbol_loss
+
+from ..symbol_models import LanguageModel, SymbolModel, symbol_loss
 
 WINDOW, ROWS, SIZE = 7, 3, 16
 
@@ -119,7 +119,7 @@ class Transposed(OfLinearMaps):
 
 
 def reservoir():
-    model = LanguageModel(4, 5, dropout=0.0, tied=False)
+    model = LanguageModel(4, 5, tied=False)
     model.recurrent.requires_grad_(False)
     model.embedding.requires_grad_(False)
     return model
@@ -151,9 +151,9 @@ CASES = {
     "linear encoder": lambda: (SymbolModel(4, 5), symbol_loss, *symbol_data(4)),
     "padding": lambda: (Padded(), symbol_loss, *padded_data()),
     "embedding": lambda: (SymbolModel(4, 5, 1, "gru", "embedding"), symbol_loss, *symbol_data(4)),
-    "tied head": lambda: (LanguageModel(4, 5, dropout=0.0), symbol_loss, *symbol_data(4)),
+    "tied head": lambda: (LanguageModel(4, 5), symbol_loss, *symbol_data(4)),
     "tied head, two layers": lambda: (
-        LanguageModel(4, 5, 2, "rnn", dropout=0.0),
+        LanguageModel(4, 5, 2, "rnn"),
         symbol_loss,
         *symbol_data(4),
     ),
@@ -223,7 +223,7 @@ def test_which_models_are_recorded(case):
 
 @pytest.mark.parametrize("rnn", [nn.LSTM, nn.GRU])
 def test_sequences_that_start_inside_the_window_take_the_fast_path_too(double, rnn):
-    model = LanguageModel(4, 5, 2, rnn.__name__.lower(), dropout=0.0)
+    model = LanguageModel(4, 5, 2, rnn.__name__.lower())
     inputs, targets = symbol_data(4)
     resets = torch.zeros(WINDOW, ROWS, dtype=torch.bool)
     resets[2, 0] = resets[2, 1] = resets[5, 1] = resets[6, 2] = resets[0, 2] = True

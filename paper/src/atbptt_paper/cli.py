@@ -229,7 +229,13 @@ def findings(
     from .experiments.paper import experiment
     from .experiments.tables import refuse_foreign
 
-    chosen, cells = experiment(name), read_cells(results or Path("results") / name)
+    folder = results or Path("results") / name
+    chosen, cells = experiment(name), read_cells(folder)
+    if not cells:
+        raise ValueError(
+            f"no finished cells under {folder / 'cells'}: run this where results/ lies, such as in "
+            "paper/, or give --results"
+        )
     refuse_foreign(chosen, cells, chosen.presets)
     for finding in check_findings(chosen, cells):
         _out.print(str(finding), highlight=False, markup=False, soft_wrap=True)

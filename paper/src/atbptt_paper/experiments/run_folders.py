@@ -52,7 +52,9 @@ def read_config(folder: Path) -> TrainConfig | None:
     """Return the configuration of a run, or None where the folder is no run of the paper's."""
     path = folder / "config.toml"
     task = read_toml(path).get("task") if path.is_file() else None
-    return TASKS[task].config.from_toml(path) if task in TASKS else None
+    if not isinstance(task, str) or task not in TASKS:
+        return None
+    return TASKS[task].config.from_toml(path)
 
 
 def best_epoch(folder: Path) -> dict[str, Any]:
