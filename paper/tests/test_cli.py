@@ -153,7 +153,7 @@ def test_check_bias_says_what_was_promised_and_what_is_true(tmp_path):
     record = json.loads((out / "check_bias.jsonl").read_text())
     assert record["delta"] == 0.5
     assert record["verdict"] in ("kept", "broken", "not resolved")
-    assert "below the window" in ask("check-bias", str(out), "--k", "20", code=2)
+    assert "below the lags" in ask("check-bias", str(out), "--k", "20", code=2)
     far = ask("check-bias", str(out), "--k", "20", "--lags", "30", "--segments", "6")
     assert "losses against 30 lags" in far or "noise hides" in far
     assert "split must be" in ask("check-bias", str(out), "--split", "all", code=2)
