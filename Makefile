@@ -8,19 +8,20 @@ READY := .venv/ready
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
-# constraints.txt pins every version that is tested; torch among them, whose newest build
-# would bring gigabytes of CUDA packages along.
-$(READY): pyproject.toml constraints.txt
+# Both distributions are installed from here: the library, and the paper's experiments in paper/.
+# constraints.txt pins every version that is tested; torch among them, whose newest build would
+# bring gigabytes of CUDA packages along.
+$(READY): pyproject.toml paper/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1' -c constraints.txt
-	$(BIN)/python -m pip install --quiet -c constraints.txt --group dev -e '.[lightning,ray,report,tensorboard]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group dev -e '.[all]' -e './paper[ray]'
 	@touch $(READY)
 
 run: $(READY)  ## train adaptively on the copy task; ends with a picture and a summary
 	rm -rf runs/quick
 	@# A model this small gains nothing from a second thread, and waits for it on a busy machine.
-	OMP_NUM_THREADS=1 $(BIN)/atbptt train copy --preset quick --delta 0.1 --out runs/quick
+	OMP_NUM_THREADS=1 $(BIN)/atbptt-paper train copy --preset quick --delta 0.1 --out runs/quick
 
 test: $(READY)  ## format, lint, types, tests, doctests, examples, documentation
 	$(BIN)/ruff format --check .
@@ -37,8 +38,8 @@ figures: $(READY)  ## run the tutorials again and draw the pictures of the docum
 	OMP_NUM_THREADS=1 $(BIN)/python tools/run_tutorials.py
 
 bench: $(READY)  ## time contenders side by side; on a quiet machine
-	$(BIN)/atbptt bench --size copy --size ptb-small --size ptb --sweeps --out results/speed
-	$(BIN)/python benchmarks/memory.py --out results/speed
+	$(BIN)/python benchmarks/speed.py --size copy --size ptb-small --size ptb --sweeps --out benchmarks/results/speed
+	$(BIN)/python benchmarks/memory.py --out benchmarks/results/speed
 
 format: $(READY)  ## rewrite the sources in the project's format
 	$(BIN)/ruff format .

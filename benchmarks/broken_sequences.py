@@ -4,7 +4,7 @@ The released arrays hold stretches in which the next marker comes before a seque
 Given run folders, the loss at their best parameters is taken apart into the steps of whole
 sequences and the others.
 
-    python benchmarks/broken_sequences.py RUN [RUN ...] --out results/copy-variable/broken.md
+    python benchmarks/broken_sequences.py RUN [RUN ...] --out paper/results/copy-variable/broken.md
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from adaptive_tbptt.train.checkpoint import load, load_model
-from adaptive_tbptt.train.files import write_text
+from adaptive_tbptt.train import load_checkpoint, load_model, write_text
 from atbptt_paper.tasks.copy_data import BLANK, MARKER, Symbols
 from atbptt_paper.tasks.copy_task import CopyConfig
 
@@ -88,7 +87,7 @@ def main() -> None:
         config = CopyConfig.from_toml(folder / "config.toml")
         path = folder / "checkpoints" / "best.safetensors"
         model = config.model()
-        load_model(model, load(path), path)
+        load_model(model, load_checkpoint(path), path)
         valid, test = (take_apart(config, model, split) for split in ("valid", "test"))
         perplexities = [f"{math.exp(x):.3f}" for part in (valid, test) for x in part[:3]]
         shares = [f"{test.steps_broken:.0%}", f"{test.loss_broken:.0%}"]

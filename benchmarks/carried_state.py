@@ -7,7 +7,7 @@ from epoch to epoch as it did in a finished cell, so that the slip comes at othe
 with `--delta` it is estimated at the start of every epoch.
 
     python benchmarks/carried_state.py --data FILE.npz
-    python benchmarks/carried_state.py --data FILE.npz --like results/copy-fixed/cells/CELL.json
+    python benchmarks/carried_state.py --data FILE.npz --like CELL.json
     python benchmarks/carried_state.py --data FILE.npz --delta 0.9 --state released
 """
 
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--state", choices=["exact", "released"], help="both by default")
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path("results/carried-state"))
+    parser.add_argument("--out", type=Path, default=Path("paper/results/carried-state"))
     given = parser.parse_args()
     torch.set_num_threads(1)
     config = PRESETS["paper"].changed(data=given.data, epochs=given.epochs)

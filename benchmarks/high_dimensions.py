@@ -3,7 +3,7 @@
 Trains the small Penn Treebank model with the paper's dropout and weight decay, without each, and
 without both, and looks at beta and K by every gauge on the way. Goes on where it stopped.
 
-    python benchmarks/high_dimensions.py --data FOLDER --out results/high-dimensions
+    python benchmarks/high_dimensions.py --data FOLDER --out paper/results/high-dimensions
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from matplotlib.figure import Figure
 
 import adaptive_tbptt as at
 from adaptive_tbptt.diagnosis.palette import BLUE, GREEN, ORANGE, VERMILION
-from adaptive_tbptt.measure.lag_probe import probe_segment
-from adaptive_tbptt.train.provenance import origin
+from adaptive_tbptt.measure import probe_segment
+from adaptive_tbptt.train import origin
 from atbptt_paper.experiments.run import make_optimizer
 from atbptt_paper.tasks.language_task import PRESETS, LanguageConfig
 
@@ -52,7 +52,7 @@ def measure(recurrent: at.model.Recurrent, config: LanguageConfig, stream: Any, 
         profile = probe_segment(
             recurrent,
             config.loss_fn,
-            stream.random_segment(config.burn_in + config.window, generator),
+            stream.random_segment(config.burn_in + config.lags, generator),
             burn_in=config.burn_in,
             train=True,
             parameters=True,
@@ -180,7 +180,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True, help="folder with the Penn Treebank text")
     parser.add_argument("--preset", default="ptb-small")
-    parser.add_argument("--out", type=Path, default=Path("results/high-dimensions"))
+    parser.add_argument("--out", type=Path, default=Path("paper/results/high-dimensions"))
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--probes", type=int, default=16, help="minibatches per look")
     parser.add_argument("--last-probes", type=int, default=128, help="the same, of the last look")

@@ -1,8 +1,10 @@
-"""Peak memory: of training against the length of the stream, of a probe against its window.
+"""Peak memory: of training against the length of the stream, of a probe against its lags.
 
 Training holds O(K), not O(T); a probe holds its norms and a number of steps that does not depend
-on the window. Every figure is taken in a process of its own. Run with `python
-benchmarks/memory.py`; the numbers are in `results/speed/memory.md`.
+on the lags. Every figure is taken in a process of its own. The numbers are in
+`benchmarks/results/speed/memory.md`.
+
+    python benchmarks/memory.py --out benchmarks/results/speed
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from benchmarks.bench import Size
-from benchmarks.bench_tables import machine
 from torch import Tensor, nn
 
 import adaptive_tbptt as at
 from adaptive_tbptt.train.provenance import commit
 from atbptt_paper.tasks.sequence_model import symbol_loss
+from contenders import Size
+from timing_tables import machine
 
 ROWS, CHUNK = 8, 1000
 
@@ -62,11 +64,11 @@ def training(steps: int) -> int:
     return peak() - before
 
 
-def probing(window: int) -> int:
+def probing(lags: int) -> int:
     """Probe an LSTM of 128 units, 64 rows; return by how much the peak exceeds what was held."""
-    size = Size("", 128, 1, 20, 64, window, (), 0, 0)
+    size = Size("", 128, 1, 20, 64, lags, (), 0, 0)
     model = at.model.as_recurrent(size.model())
-    inputs, targets, _ = size.stream(window).segment(0, window)
+    inputs, targets, _ = size.stream(lags).segment(0, lags)
     at.probe(model, symbol_loss, inputs[:20], targets[:20])
     before = held()
     at.probe(model, symbol_loss, inputs, targets)
@@ -75,14 +77,14 @@ def probing(window: int) -> int:
 
 MEASURES = {
     "training, length of the stream (above a short warm-up)": training,
-    "probe, window R, LSTM 128, 64 rows (above what was held)": probing,
+    "probe, lags R, LSTM 128, 64 rows (above what was held)": probing,
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lengths", type=int, nargs="+", default=[10_000, 1_000_000])
-    parser.add_argument("--windows", type=int, nargs="+", default=[100, 1000, 10_000])
+    parser.add_argument("--lags", type=int, nargs="+", default=[100, 1000, 10_000])
     parser.add_argument("--out", type=Path, help="folder for memory.md")
     parser.add_argument("--only", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -91,7 +93,7 @@ def main() -> None:
         print(MEASURES[name](int(steps)))
         return
     lines = ["| what | steps | peak, MiB |", "|---|---|---|"]
-    for name, values in zip(MEASURES, (options.lengths, options.windows), strict=True):
+    for name, values in zip(MEASURES, (options.lengths, options.lags), strict=True):
         for steps in values:
             command = [sys.executable, __file__, "--only", name, str(steps)]
             printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout

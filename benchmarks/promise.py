@@ -4,7 +4,7 @@ Trains the paper's copy model once at a fixed K and keeps the parameters of some
 them the true curve is measured by plain autograd on many losses (`check_bias`), and every gauge
 chooses K as it would in training, several times. Goes on where it stopped.
 
-    python benchmarks/promise.py --data FILE.npz --out results/promise
+    python benchmarks/promise.py --data FILE.npz --out paper/results/promise
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 import adaptive_tbptt as at
 from adaptive_tbptt.diagnosis.palette import GREEN, ORANGE, SKY, VERMILION
-from adaptive_tbptt.measure.lag_probe import probe_segment
+from adaptive_tbptt.measure import probe_segment
 from atbptt_paper.experiments.run import make_optimizer
 from atbptt_paper.tasks.copy_task import PRESETS, CopyConfig
 
@@ -70,7 +70,7 @@ def truth(model: Any, config: CopyConfig, stream: at.SequenceStream) -> list[dic
         config.loss_fn,
         stream,
         TRUE_KS,
-        lags=config.window,
+        lags=config.lags,
         steps=10,
         segments=48,
         burn_in=config.burn_in,
@@ -94,12 +94,12 @@ def choices(
         for name, gauge in GAUGES.items():
             for delta in DELTAS:
                 rule = at.BiasTolerance(
-                    delta, k_min=1, k_max=config.k_max, lags=config.window, gauge=gauge
+                    delta, k_min=1, k_max=config.k_max, lags=config.lags, gauge=gauge
                 )
                 control, used = rule.init(), 0
                 while used == 0 or control.wants_more:
                     if used == len(profiles):
-                        segment = stream.random_segment(config.burn_in + config.window, generator)
+                        segment = stream.random_segment(config.burn_in + config.lags, generator)
                         profiles.append(
                             probe_segment(
                                 recurrent,
@@ -221,7 +221,7 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="the released copy arrays, fixed m")
     parser.add_argument("--k", type=int, default=15, help="K of the run that is looked at")
     parser.add_argument("--work", type=Path, default=Path("runs/promise"), help="parameters")
-    parser.add_argument("--out", type=Path, default=Path("results/promise"))
+    parser.add_argument("--out", type=Path, default=Path("paper/results/promise"))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--backwards", action="store_true", help="for a second process beside")
     given = parser.parse_args()

@@ -6,11 +6,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import adaptive_tbptt as at
-from atbptt_paper.tasks.copy_task import PRESETS
-from atbptt_paper.tasks.sequence_model import symbol_loss
 
 from .elsewhere import other_device
 from .small_run import build, streams
+from .symbol_models import SymbolModel, symbol_loss
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::adaptive_tbptt.TruncationWarning"),
@@ -156,12 +155,17 @@ def test_looking_at_a_model_gives_the_same():
 
 
 def test_symbols_are_read_from_the_cpu():
-    config = PRESETS["quick"].changed(delta=0.1, train_steps=200)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randint(6, (200, 64), generator=generator, dtype=torch.uint8)
+    control = at.BiasTolerance(
+        0.1, k_min=2, k_max=50, lags=50, k_init=10, gauge=at.truncate.ReleaseGauge(tau=0.8)
+    )
 
     def work(device):
-        net = config.model().to(device)
-        stream = config.streams()["train"]
-        tbptt = at.AdaptiveTBPTT(net, symbol_loss, config.controller())
+        torch.manual_seed(0)
+        net = SymbolModel(6, 40, 1).to(device)
+        stream = at.SequenceStream(x, x.roll(3, 0))  # bytes, on the CPU
+        tbptt = at.AdaptiveTBPTT(net, symbol_loss, control)
         return [float(window.backward()) for window in tbptt.windows(stream)]
 
     same(work)

@@ -14,13 +14,20 @@ import typer
 from griffe import Class, GriffeLoader
 
 import adaptive_tbptt
-from atbptt_paper.cli import app
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 TUTORIALS = sorted((DOCS / "tutorials").glob("*.py"))
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`((?:atbptt|atbptt-paper|torchrun|make) [^`]*)`")
+# The commands, and the modules they are run as. That of the paper is a package of its own.
+COMMANDS = {
+    "atbptt": "adaptive_tbptt.cli",
+    "adaptive_tbptt": "adaptive_tbptt.cli",
+    "atbptt-paper": "atbptt_paper.cli",
+    "atbptt_paper": "atbptt_paper.cli",
+}
 FOREIGN = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)="(?:https?:)?//""")
 EXTERNAL_MODULES = {"adaptive_tbptt.integrations.lightning": ["TBPTTModule"]}
 
@@ -66,9 +73,9 @@ def commands() -> list[str]:
     found = []
     for page in PAGES:
         found += [line for _, body in blocks(page, "sh") for line in body.splitlines()]
-        found += re.findall(r"`((?:atbptt|torchrun|make) [^`]*)`", page.read_text())
+        found += INLINE.findall(page.read_text())
     for script in TUTORIALS:
-        found += re.findall(r"`((?:atbptt|torchrun|make) [^`]*)`", script.read_text())
+        found += INLINE.findall(script.read_text())
     return sorted(set(found))
 
 
@@ -80,13 +87,14 @@ def test_a_command_of_the_docs_exists(line):
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert words[1] in targets
         return
-    if words[0] in ("pip", "python"):
+    if words[0] in ("cd", "pip", "python"):
         assert words[0] == "pip" or (ROOT / words[1]).exists()
         return
-    if words[0] == "torchrun" and "adaptive_tbptt" in words:
-        words = words[words.index("adaptive_tbptt") :]
-    elif words[0] == "torchrun":
-        return
+    if words[0] == "torchrun":
+        if "-m" not in words:
+            return
+        words = words[words.index("-m") + 1 :]
+    app = pytest.importorskip(COMMANDS[words[0]]).app
     command = typer.main.get_command(app)
     if "..." in words or {"COMMAND", "NAME"} & set(words[:2]):  # a pattern, not a command
         return
@@ -132,17 +140,18 @@ def foreign(site: Path) -> list[Path]:
 
 def left_out(site: Path) -> list[Path]:
     """Return the results and tutorials that the site does not show."""
-    parts = [ROOT / "results" / "speed" / name for name in ("README.md", "bench.md", "memory.md")]
+    folder = ROOT / "benchmarks" / "results" / "speed"
+    parts = [folder / name for name in ("README.md", "bench.md", "memory.md")]
     speed = (site / "benchmarks.html").read_text()
     missing = [part for part in parts if part.read_text().splitlines()[-1] not in speed]
     tables = (site / "results.html").read_text()
-    for table in sorted(ROOT.glob("results/*/table.md")):
+    for table in sorted(ROOT.glob("paper/results/*/table.md")):
         if table.read_text().partition("\n")[0].removeprefix("# ") not in tables:
             missing.append(table)
     for script in TUTORIALS:
         if "What it printed" not in (site / "tutorials" / f"{script.stem}.html").read_text():
             missing.append(script)
-    pictures = sorted((ROOT / "results").rglob("*.png"))
+    pictures = [p for kind in ("paper", "benchmarks") for p in ROOT.glob(f"{kind}/results/*/*.png")]
     return missing + [p for p in pictures if not (site / p.relative_to(ROOT)).exists()]
 
 

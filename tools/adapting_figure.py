@@ -52,9 +52,9 @@ def train(config: CopyConfig) -> list[dict[str, Any]]:
 
     def measured_bias() -> float:
         assert tbptt.k is not None
-        length = config.burn_in + config.window + 1
+        length = config.burn_in + config.lags + 1
         cut = [streams["train"].random_segment(length, generator) for _ in range(SEGMENTS)]
-        full = mean_gradient(model, config.loss_fn, cut, config.window)
+        full = mean_gradient(model, config.loss_fn, cut, config.lags)
         kept = mean_gradient(model, config.loss_fn, cut, tbptt.k)
         return float((kept - full).norm() / full.norm())
 

@@ -1,7 +1,7 @@
 """What the documentation takes from elsewhere in the repository: tutorials, examples, results.
 
 MkDocs calls the functions named `on_...`. Nothing is copied by hand: a tutorial's page is its
-script, an example's page is the example, and the results' pages are the files under `results/`.
+script, an example's page is the example, and the results' pages are the files under `paper/results/` and `benchmarks/results/`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from markdown.extensions.toc import slugify
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
+RESULTS = (ROOT / "paper" / "results", ROOT / "benchmarks" / "results")
 FIGURES = ("*.png", "*.svg")
 CELL = re.compile(r"^# %%(.*)\n", re.MULTILINE)
 
@@ -27,9 +28,10 @@ def on_files(files: Any, config: Any) -> Any:
         page = File.generated(config, page_name(script, "examples"), content=show(script))
         page.inclusion = page.inclusion.NOT_IN_NAV
         files.append(page)
-    for picture in pictures(ROOT / "results"):
-        name = picture.relative_to(ROOT).as_posix()
-        files.append(File.generated(config, name, abs_src_path=str(picture)))
+    for folder in RESULTS:
+        for picture in pictures(folder):
+            name = picture.relative_to(ROOT).as_posix()
+            files.append(File.generated(config, name, abs_src_path=str(picture)))
     return files
 
 
@@ -110,9 +112,9 @@ def anchor(path: Path) -> str:
 
 
 def tables() -> str:
-    """Return every table under `results/` with its figures, in order of name."""
+    """Return every table of the paper with its figures, in order of name."""
     parts = []
-    for table in sorted((ROOT / "results").glob("*/table.md")):
+    for table in sorted(RESULTS[0].glob("*/table.md")):
         folder = table.parent.relative_to(ROOT)
         story = include(f"{folder}/README.md")
         parts += [story, include(f"{folder}/table.md")]

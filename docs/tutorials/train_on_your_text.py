@@ -134,7 +134,7 @@ print(textwrap.fill(written, 80))
 
 # %% [markdown]
 # For words instead of characters, splits in files, the paper's model and checkpoints, there is
-# `atbptt train language --preset ptb-small --dataset text --data FOLDER --delta 0.1`
+# `atbptt-paper train language --preset ptb-small --dataset text --data FOLDER --delta 0.1`
 # ([command line](../command-line.md#data)).
 
 # %% [check]

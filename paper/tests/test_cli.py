@@ -12,39 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from atbptt_paper.cli import app
-
-TINY = [
-    "--preset",
-    "quick",
-    "--m",
-    "2",
-    "--train-steps",
-    "120",
-    "--valid-steps",
-    "60",
-    "--batch",
-    "8",
-    "--hidden",
-    "8",
-    "--window",
-    "20",
-    "--k-max",
-    "20",
-    "--k-init",
-    "4",
-    "--epochs",
-    "2",
-]
-
-
-def call(*args, code=0):
-    done = CliRunner().invoke(app, list(args), env={"COLUMNS": "200", "NO_COLOR": "1"})
-    assert done.exit_code == code, done.output
-    return done.output
-
-
-def train(*args, code=0):
-    return call("train", "copy", *TINY, *args, code=code)
+from paper_helpers import TINY_OPTIONS, ask, call, start, train
 
 
 def test_a_run_leaves_config_metrics_checkpoints_figures_and_a_summary(tmp_path):
@@ -62,7 +30,7 @@ def test_a_run_leaves_config_metrics_checkpoints_figures_and_a_summary(tmp_path)
     assert "test perplexity" in (out / "summary.md").read_text()
     assert "already holds a run" in train("--delta", "0.5", "--out", str(out), code=2)
     figure = str(tmp_path / "figure.png")
-    short = call("diagnose", str(out), "--window", "3", "--samples", "16", "--out", figure)
+    short = ask("diagnose", str(out), "--lags", "3", "--samples", "16", "--out", figure)
     assert "window 3" in short  # shorter than the k_init of the run
     again = train("--delta", "0.5", "--out", str(out), "--resume", "--epochs", "3")
     assert "after epoch" in again
@@ -74,13 +42,13 @@ def test_a_fixed_run_and_its_diagnosis(tmp_path):
     out = tmp_path / "run"
     train("--k", "3", "--out", str(out))
     figure = tmp_path / "figure.png"
-    own = call("diagnose", str(out), "--out", str(figure))
+    own = ask("diagnose", str(out), "--out", str(figure))
     table = [line.split() for line in own.splitlines() if line.strip().startswith("0.")]
     summary = (out / "summary.md").read_text()
     assert table
     assert all(line in [row.split() for row in summary.splitlines()] for line in table)
-    assert "unknown gauge" in call("diagnose", str(out), "--gauge", "mesured", code=2)
-    text = call("diagnose", str(out), "--window", "20", "--samples", "16", "--burn-in", "2",
+    assert "unknown gauge" in ask("diagnose", str(out), "--gauge", "mesured", code=2)
+    text = ask("diagnose", str(out), "--lags", "20", "--samples", "16", "--burn-in", "2",
                 "--delta", "0.3", "--out", str(figure))  # fmt: skip
     assert "0.3" in text
     assert figure.exists()
@@ -126,11 +94,10 @@ def test_unknown_options_and_names():
     assert "No such option" in call("train", "copy", "--nonsense", code=2)
     assert "did you mean copy-fixed" in call("reproduce", "copyfixed", code=2)
     assert "unknown task" in call("find-lr", "cop", code=2)
-    assert "neither a run folder" in call("diagnose", "nowhere", code=2)
 
 
 def test_help_shows_examples_and_every_hyperparameter():
-    assert "atbptt reproduce copy-fixed" in call("--help")
+    assert "atbptt-paper reproduce copy-fixed" in call("--help")
     text = call("train", "copy", "--help")
     for word in ("--m-min", "--weight-decay", "--gauge", "--estimates-per-epoch", "Example"):
         assert word in text
@@ -138,31 +105,13 @@ def test_help_shows_examples_and_every_hyperparameter():
 
 def test_shell_completion_works():
     env = os.environ | {
-        "_ATBPTT_COMPLETE": "complete_bash",
-        "COMP_WORDS": "atbptt re",
+        "_ATBPTT_PAPER_COMPLETE": "complete_bash",
+        "COMP_WORDS": "atbptt-paper re",
         "COMP_CWORD": "1",
     }
-    command = [os.path.join(os.path.dirname(sys.executable), "atbptt")]
+    command = [os.path.join(os.path.dirname(sys.executable), "atbptt-paper")]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert "reproduce" in done.stdout
-
-
-def test_a_model_of_ones_own(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(
-        "import torch, adaptive_tbptt as at\n"
-        "def make():\n"
-        "    x = torch.randn(200, 8, 3)\n"
-        "    return torch.nn.GRU(3, 4), torch.nn.functional.mse_loss, (x, torch.zeros(200, 8, 4))\n"
-        "def wrong():\n    return 3\n"
-        "def chunks():\n    return *make()[:2], at.ChunkStream([make()[2]])\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    assert "beta" in call("diagnose", "mine:make", "--window", "30", "--samples", "16")
-    assert (tmp_path / "decay.png").exists()
-    assert "must return (model, loss_fn, stream)" in call("diagnose", "mine:wrong", code=2)
-    assert "beta" in call("diagnose", "mine:chunks", "--window", "30", "--gauge", "release")
-    assert "has no other" in call("diagnose", "mine:other", code=2)
-    assert "No module named" in call("diagnose", "nothere:make", code=2)
 
 
 def test_find_lr_prints_its_table():
@@ -179,9 +128,9 @@ def test_tables_only_without_cells_is_a_sentence(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_stop_writes_a_checkpoint_and_exits_with_130(tmp_path, number):
-    command = [sys.executable, "-m", "adaptive_tbptt", "train", "copy", *TINY, "--k", "2",
+    command = [sys.executable, "-m", "atbptt_paper", "train", "copy", *TINY_OPTIONS, "--k", "2",
                "--epochs", "100000", "--out", str(tmp_path / "run")]  # fmt: skip
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = start(command, stderr=subprocess.PIPE)
     path = tmp_path / "run" / "metrics.jsonl"
     for _ in range(600):
         if path.exists() and path.stat().st_size:
@@ -198,40 +147,28 @@ def test_a_signal_to_stop_writes_a_checkpoint_and_exits_with_130(tmp_path, numbe
 def test_check_bias_says_what_was_promised_and_what_is_true(tmp_path):
     out = tmp_path / "run"
     train("--delta", "0.5", "--gauge", "measured", "--out", str(out))
-    text = call("check-bias", str(out), "--segments", "8")
+    text = ask("check-bias", str(out), "--segments", "8")
     for word in ("paper", "release", "parameter", "measured", "training windows", "delta=0.5 is"):
         assert word in text
     record = json.loads((out / "check_bias.jsonl").read_text())
     assert record["delta"] == 0.5
     assert record["verdict"] in ("kept", "broken", "not resolved")
-    assert "below the window" in call("check-bias", str(out), "--k", "20", code=2)
-    far = call("check-bias", str(out), "--k", "20", "--window", "30", "--segments", "6")
+    assert "below the lags" in ask("check-bias", str(out), "--k", "20", code=2)
+    far = ask("check-bias", str(out), "--k", "20", "--lags", "30", "--segments", "6")
     assert "losses against 30 lags" in far or "noise hides" in far
-    assert "split must be" in call("check-bias", str(out), "--split", "all", code=2)
+    assert "split must be" in ask("check-bias", str(out), "--split", "all", code=2)
     fixed = tmp_path / "fixed"
     train("--k", "3", "--out", str(fixed))
-    assert "give --delta" in call("check-bias", str(fixed), code=2)
-    assert "K=3" in call("check-bias", str(fixed), "--delta", "0.9", "--segments", "6")
-
-
-def test_the_benchmarks_run(tmp_path):
-    text = call("bench", "--size", "smoke", "--turns", "2", "--sweeps", "--out", str(tmp_path))
-    for word in ("per step by hand", "plain loop", "adaptive", "bare products"):
-        assert word in text
-    assert (tmp_path / "bench.csv").read_text().count("\n") == 16
-    assert "hidden size,8,by hand" in (tmp_path / "sweeps.csv").read_text()
-    assert (tmp_path / "sweeps.png").stat().st_size > 10_000
-    assert "did you mean copy" in call("bench", "--size", "cop", code=2)
+    assert "give --delta" in ask("check-bias", str(fixed), code=2)
+    assert "K=3" in ask("check-bias", str(fixed), "--delta", "0.9", "--segments", "6")
 
 
 def start_table(tmp_path):
     """Start a table that never ends; return its process and the folder of its cell."""
-    command = [sys.executable, "-m", "adaptive_tbptt", "reproduce", "copy-fixed", "--preset",
+    command = [sys.executable, "-m", "atbptt_paper", "reproduce", "copy-fixed", "--preset",
                "quick", "--epochs", "10000", "--only", "K=5", "--out", str(tmp_path / "table"),
                "--work", str(tmp_path / "work")]  # fmt: skip
-    listen = signal.signal(signal.SIGINT, signal.default_int_handler)  # also where nohup set it off
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    signal.signal(signal.SIGINT, listen)
+    process = start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     run = tmp_path / "work" / "K-5_init-0"
     for _ in range(900):
         if (run / "metrics.jsonl").exists():  # training has begun

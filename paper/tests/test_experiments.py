@@ -19,11 +19,7 @@ from atbptt_paper.experiments.runner import run_cells
 from atbptt_paper.experiments.tables import rows, write_tables
 from atbptt_paper.tasks.copy_task import PRESETS, CopyConfig
 from atbptt_paper.tasks.sequence_model import SymbolModel, count_parameters, symbol_loss
-
-TINY = CopyConfig(
-    m=2, train_steps=120, valid_steps=60, batch=8, hidden=8, layers=1, epochs=2, lags=20,
-    k_max=20, k_init=4, burn_in=2, error_bar_every=1, error_bar_repeats=3,
-)  # fmt: skip
+from paper_helpers import TINY, fake, table_cells
 
 
 def test_the_paper_preset_is_the_paper_and_the_release():
@@ -113,7 +109,7 @@ def test_every_field_has_a_help_text():
         ({"batch": 0}, "batch must be at least 1"),
         ({"lr": -1.0}, "lr"),
         ({"k": 0}, "k must be at least 1"),
-        ({"delta": 0.1, "window": 500}, "does not fit"),
+        ({"delta": 0.1, "lags": 500}, "does not fit"),
     ],
 )
 def test_configurations_that_make_no_sense(values, says):
@@ -147,9 +143,8 @@ def test_a_run_folder_holds_everything_and_resumes_only_itself(tmp_path):
     assert len(history[0]["repeats"]["k"]) == len(history[0]["repeats"]["relative_bias"]) == 3
     trained = result.best
     streams, model = config.streams(), config.model()
-    from adaptive_tbptt.train.checkpoint import load
-
-    model.load_state_dict(load(tmp_path / "run" / "checkpoints" / "best.safetensors"))
+    best = tmp_path / "run" / "checkpoints" / "best.safetensors"
+    model.load_state_dict(at.train.load_checkpoint(best))
     assert at.evaluate(model, symbol_loss, streams["test"]) == pytest.approx(
         math.log(trained["test_ppl"])
     )
@@ -204,43 +199,6 @@ def test_a_cell_that_fails_is_named_and_the_others_go_on(tmp_path):
     assert any("failed, see" in s for s in said)
 
 
-def fake(setting, init, test, valid=None, k=10, bias=0.2, early_bias=0.01):
-    """A finished cell with made-up curves: perplexity falls at epoch 50, K rises."""
-    epochs = list(range(1, 101))
-    ks = [3] * 40 + [k] * 60
-    repeats = [
-        {"epoch": e, "k": [k], "beta": [0.8], "relative_bias": [early_bias if e < 10 else bias]}
-        for e in range(1, 101, 5)
-    ]
-    curve = [1.7 if e < 50 else test for e in epochs]
-    if setting == "K=30":
-        curve = [1.7 if e < 80 else test for e in epochs]
-    return {
-        "setting": setting, "init": init, "epochs": 100, "best_epoch": 100, "seconds": 36.0,
-        "valid_ppl": valid or test, "test_ppl": test, "updates": 1,
-        "curves": {"epoch": epochs, "data_passes": [float(e) for e in epochs], "valid_ppl": curve,
-                   "test_ppl": curve, "k": ks, "relative_bias": [bias] * 100, "beta": [0.8] * 100},
-        "repeats": repeats,
-        "decay": {"mean": [0.8**i for i in range(50)], "draws": [[0.8**i for i in range(50)]],
-                  "beta": 0.8, "tau": 40, "last": 49, "component_beta": {"h": 0.8},
-                  "components": {"h": [0.7**i for i in range(50)]}},
-        "stability": "decaying in expectation though unstable: beta=0.8 from lag 40 on",
-        "origin": {"machine": "m", "python": "3", "torch": "2", "commit": "abc"},
-    }  # fmt: skip
-
-
-def table_cells(**changes):
-    values = {"K=5": 1.65, "K=10": 1.036, "K=15": 1.039, "K=20": 1.04, "K=30": 1.043,
-              "delta=0.9": 1.02, "delta=0.5": 1.03, "delta=0.1": 1.03}  # fmt: skip
-    values |= changes
-    deltas = {"delta=0.9": 0.8, "delta=0.5": 0.4, "delta=0.1": 0.09}
-    return [
-        fake(s, i, v + 0.002 * i, bias=deltas.get(s, 0.2))
-        for s, v in values.items()
-        for i in (0, 1)
-    ]
-
-
 def test_the_table_has_ours_beside_the_papers(tmp_path):
     e = experiment("copy-fixed")
     table = rows(e, table_cells())
@@ -248,7 +206,7 @@ def test_the_table_has_ours_beside_the_papers(tmp_path):
     assert table[0]["test_ppl_mean"] == pytest.approx(1.651)
     assert table[0]["test_ppl_sd"] == pytest.approx(0.002 / 2**0.5)
     assert table[0]["test_ppl_paper"] == 1.646
-    write_tables(e, table_cells(), tmp_path, "atbptt reproduce copy-fixed")
+    write_tables(e, table_cells(), tmp_path, "atbptt-paper reproduce copy-fixed")
     with (tmp_path / "table.csv").open() as file:
         read = list(csv.DictReader(file))
     assert list(read[0])[:3] == ["setting", "inits", "epochs"]
@@ -345,7 +303,7 @@ def test_gauges_are_compared_with_rare_and_frequent_updates(tmp_path):
     e = experiment("copy-gauges")
     cells = e.cells("paper", 1)
     assert len(cells) == 14
-    assert {c.config.window_losses for c in cells} == {1.0, 10}
+    assert {(c.config.losses_per_k, c.config.losses) for c in cells} == {(1.0, None), (1.0, 10)}
     assert all((c.config.gauge == n) for c, n in zip(cells, ["paper", "release"], strict=False))
     assert all("/" not in c.name for c in cells)
     made = [{**fake(n, 0, 1.04 - 0.001 * i), "repeats": []} for i, n in enumerate(e.variants)]

@@ -9,10 +9,10 @@ import pytest
 
 MODE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 FAULTS = """
-import resource, sys, torch
-from adaptive_tbptt import cli
+import importlib, resource, sys, torch
 
-if sys.argv[1] == "told":
+cli = importlib.import_module(sys.argv[1])
+if sys.argv[2] == "told":
     cli.main()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 blocks = [torch.ones(25_000_000) for _ in range(2)]  # 100 MB each
@@ -24,11 +24,12 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
     not MODE.is_file() or "[madvise]" not in MODE.read_text(),
     reason="the system hands out large pages never, or always",
 )
-def test_large_blocks_cost_few_page_faults():
+@pytest.mark.parametrize("module", ["adaptive_tbptt.cli", "atbptt_paper.cli"])
+def test_large_blocks_cost_few_page_faults(module):
     untold = {n: v for n, v in os.environ.items() if n != "THP_MEM_ALLOC_ENABLE"}
 
     def faults(how):
-        command = [sys.executable, "-c", FAULTS, how]
+        command = [sys.executable, "-c", FAULTS, module, how]
         return int(subprocess.check_output(command, text=True, env=untold))
 
     # Half: memory in use may leave the system too few large pages for all of it.

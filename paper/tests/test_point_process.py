@@ -29,9 +29,10 @@ from atbptt_paper.tasks.point_task import (
     PRESETS,
     Forecast,
     PointModel,
+    gap_nll,
     point_loss,
     point_metrics,
-    point_nll,
+    type_nll,
 )
 
 DATA = os.environ.get("ADAPTIVE_TBPTT_DATA")
@@ -152,11 +153,10 @@ def test_the_metrics_by_hand():
     wrong = squares = count = 0.0
     state = None
     segment = stream.read(1000)
-    start = at.model.as_recurrent(model).initial_state(segment.inputs)
     for t in range(segment.steps):
         step = segment.between(t, t + 1)
         if state is not None:
-            state = at.state.reset_rows(state, step.resets[0], start, [1, 1])
+            state = tuple(part.masked_fill(step.resets[0][:, None], 0.0) for part in state)
         with torch.no_grad():
             forecast, state = model(step.inputs, state)
         wrong += float((forecast.logits.argmax(-1) != step.targets["type"]).sum())
@@ -218,7 +218,7 @@ def test_the_two_terms_add_up_and_a_probe_works():
     segment = stream.segment(0, 30)
     forecast, _ = model(segment.inputs, None)
     assert isinstance(forecast, Forecast)
-    of_type, of_time = point_nll(forecast, segment.targets)
+    of_type, of_time = (nll(forecast, segment.targets) for nll in (type_nll, gap_nll))
     assert point_loss(forecast, segment.targets) == of_type + of_time
     profile = at.probe(model, point_loss, segment.inputs, segment.targets, burn_in=5)
     assert profile.state_norms.shape == (26, 4)
@@ -250,7 +250,7 @@ def write_folder(folder, types):
 def test_training_from_the_command_line_with_any_number_of_types(tmp_path):
     write_folder(tmp_path / "data", 5)
     args = ["train", "point-process", "--preset", "quick", "--data", str(tmp_path / "data"),
-            "--batch", "2", "--window", "20", "--k-max", "20", "--burn-in", "2", "--epochs", "2",
+            "--batch", "2", "--lags", "20", "--k-max", "20", "--burn-in", "2", "--epochs", "2",
             "--hidden", "8", "--delta", "0.5", "--out", str(tmp_path / "run")]  # fmt: skip
     done = CliRunner().invoke(app, args)
     assert done.exit_code == 0, done.output

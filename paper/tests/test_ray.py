@@ -16,9 +16,7 @@ import pytest
 from atbptt_paper.experiments.cells import Cell, fingerprint, grid, write_json
 from atbptt_paper.experiments.ray_runner import _place, run_cells_on_ray
 from atbptt_paper.experiments.runner import run_cells
-
-from .test_cli import call
-from .test_experiments import TINY
+from paper_helpers import TINY, call, start
 
 # One cluster for all of them, also where tests run side by side.
 pytestmark = pytest.mark.xdist_group("ray")
@@ -69,7 +67,7 @@ def nothing_runs_in(place):
 @pytest.fixture(scope="module")
 def cluster():
     """A head node with two CPUs; it yields its address and the temporary folder of its workers."""
-    pytest.importorskip("ray", reason="needs the extra: pip install 'adaptive-tbptt[ray]'")
+    pytest.importorskip("ray", reason="needs the extra: pip install 'adaptive-tbptt-paper[ray]'")
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as place:  # sockets need short paths
         port = free_port()
         command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block",
@@ -79,7 +77,7 @@ def cluster():
                    "--object-store-memory=100000000"]  # fmt: skip
         log = Path(place) / "start.log"
         with log.open("w") as file:
-            process = subprocess.Popen(command, stdout=file, stderr=file, env=alone(place))
+            process = start(command, stdout=file, stderr=file, env=alone(place))
         wait_for(lambda: process.poll() is not None or "Ray runtime started" in log.read_text())
         assert process.poll() is None, log.read_text()
         yield f"127.0.0.1:{port}", Path(place)
@@ -216,8 +214,8 @@ REPRODUCE = ["reproduce", "copy-fixed", "--preset", "quick", "--only", "K=30"]
 
 
 def test_without_an_address_ray_is_started_here_and_stopped(tmp_path):
-    pytest.importorskip("ray", reason="needs the extra: pip install 'adaptive-tbptt[ray]'")
-    command = [sys.executable, "-m", "adaptive_tbptt", *REPRODUCE, "--executor", "ray",
+    pytest.importorskip("ray", reason="needs the extra: pip install 'adaptive-tbptt-paper[ray]'")
+    command = [sys.executable, "-m", "atbptt_paper", *REPRODUCE, "--executor", "ray",
                "--epochs", "1", "--out", str(tmp_path), "--work", str(tmp_path)]  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as place:
         env = alone(place)
@@ -240,13 +238,11 @@ def test_a_table_from_the_command_line_is_the_same(cluster, tmp_path):
 
 
 def test_ctrl_c_cancels_the_tasks_and_keeps_their_checkpoints(cluster, tmp_path):
-    command = [sys.executable, "-m", "adaptive_tbptt", *REPRODUCE, "--executor", "ray",
+    command = [sys.executable, "-m", "atbptt_paper", *REPRODUCE, "--executor", "ray",
                "--epochs", "10000", "--out", str(tmp_path), "--work", str(tmp_path)]  # fmt: skip
     # The address comes from the environment here.
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=os.environ | {"RAY_ADDRESS": cluster[0]},
-    )  # fmt: skip
+    env = os.environ | {"RAY_ADDRESS": cluster[0]}
+    process = start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
     killer = Killer(cluster[1] / _place(tmp_path) / "K-30_init-0")  # for its eyes alone
     wait_for(killer.trainers)
     time.sleep(0.5)  # into the first epoch, before its own checkpoint is due
@@ -275,7 +271,7 @@ def test_wrong_use_is_a_sentence(args, says, tmp_path):
 
 def test_a_missing_extra_gives_the_command_that_installs_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "adaptive_tbptt.experiments.ray_runner")
+    monkeypatch.delitem(sys.modules, "atbptt_paper.experiments.ray_runner")
     text = call(*REPRODUCE, "--executor", "ray", "--out", str(tmp_path / "out"), code=2)
-    assert "pip install 'adaptive-tbptt[ray]'" in text
+    assert "pip install 'adaptive-tbptt-paper[ray]'" in text
     assert not (tmp_path / "out").exists()

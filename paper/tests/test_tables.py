@@ -13,9 +13,7 @@ from atbptt_paper.experiments.plots import _repeats, write_figures
 from atbptt_paper.experiments.report import run_figure, shown
 from atbptt_paper.experiments.tables import command_of, refuse_foreign, rows, write_tables
 from atbptt_paper.tasks.copy_task import PRESETS
-
-from .test_cli import call
-from .test_experiments import fake, table_cells
+from paper_helpers import call, fake, table_cells
 
 
 def made(setting, init, **config):
@@ -26,14 +24,14 @@ def made(setting, init, **config):
 def test_the_command_is_that_of_the_cells_not_of_the_options():
     chosen = experiment("copy-fixed")
     cells = [made("K=10", i, k=10) for i in range(3)] + [made("delta=0.1", 0, delta=0.1)]
-    command = "atbptt reproduce copy-fixed --preset paper --inits 3 --data FOLDER"
+    command = "atbptt-paper reproduce copy-fixed --preset paper --inits 3 --data FOLDER"
     some = ' --only "K=10" --only "delta=0.1"'
     assert command_of(chosen, "paper", cells) == command + some
     every = [made(s, i, **v) for s, v in chosen.settings.items() for i in range(3)]
     assert command_of(chosen, "paper", every) == command
     short = [made("K=10", 0, k=10, epochs=20, data=None)]
     assert command_of(chosen, "paper", short) == (
-        'atbptt reproduce copy-fixed --preset paper --inits 1 --epochs 20 --only "K=10"'
+        'atbptt-paper reproduce copy-fixed --preset paper --inits 1 --epochs 20 --only "K=10"'
     )
     with pytest.raises(ValueError, match="m: 10 and 5"):
         command_of(chosen, "paper", [*cells, made("K=20", 0, k=20, m=5)])
@@ -156,7 +154,6 @@ def test_a_run_whose_perplexity_overflows_is_drawn_and_told():
 def test_wrong_use_of_tables_is_a_sentence(tmp_path):
     assert "inits must be at least 1" in call("reproduce", "copy-fixed", "--inits", "-1", code=2)
     assert "reads none" in call("reproduce", "copy-fixed", "--partial", code=2)
-    assert "turns must be at least 1" in call("bench", "--turns", "0", code=2)
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "K-10_init-0").touch()  # where the cell's folder would be
     where = ["--out", str(tmp_path / "out"), "--work", str(tmp_path / "work")]

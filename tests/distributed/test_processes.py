@@ -1,11 +1,8 @@
 """Several processes train as one: the same K, the same parameters, checkpoints for any number."""
 
-import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,6 @@ from torch.nn import functional as F
 
 import adaptive_tbptt as at
 from adaptive_tbptt.distributed.ranks import Ranks, present_ranks
-from adaptive_tbptt.train import checkpoint
 
 from ..loop.test_learned_loss import Scaled
 from ..oracle import CoreHead
@@ -218,20 +214,6 @@ def test_every_process_needs_a_row(tmp_path):
     assert "1 rows cannot be split over 2 processes" in on_ranks(tmp_path, 2, too_few_rows)[1]
 
 
-def torchrun(folder, *options, count=2):
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={count}"]
-    command += ["--standalone", "-m", "adaptive_tbptt", "train", "copy", "--preset", "quick"]
-    command += ["--delta", "0.5", "--train-steps", "300", "--batch", "6", "--out", str(folder)]
-    return subprocess.Popen(
-        [*command, *options],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
 ENDED = """
 import os, time, adaptive_tbptt as at, torch.distributed as dist
 threads = lambda: len(os.listdir("/proc/self/task"))
@@ -273,38 +255,3 @@ def test_the_example_prints_the_same_on_two_processes():
         printed.append(done.stdout)
     assert printed[0] == printed[1]
     assert "epoch  1" in printed[0]
-
-
-def metrics_of(folder):
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [m for m in map(json.loads, lines) if m["event"] == "epoch"]
-
-
-def test_the_command_line_trains_on_two_processes(tmp_path):
-    process = torchrun(tmp_path / "two", "--epochs", "2")
-    printed, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, printed
-    assert printed.count("best validation") == 1
-    one = [sys.executable, "-m", "adaptive_tbptt", "train", "copy", "--preset", "quick"]
-    one += ["--delta", "0.5", "--train-steps", "300", "--batch", "6", "--epochs", "2"]
-    subprocess.run([*one, "--out", str(tmp_path / "one")], check=True, capture_output=True)
-    for a, b in zip(metrics_of(tmp_path / "two"), metrics_of(tmp_path / "one"), strict=True):
-        assert a["k"] == b["k"]
-        assert a["valid_loss"] == pytest.approx(b["valid_loss"], rel=1e-3)
-        assert a["test_ppl"] == pytest.approx(b["test_ppl"], rel=1e-3)
-
-
-def test_a_process_that_dies_ends_the_run_and_leaves_the_checkpoint(tmp_path):
-    process = torchrun(tmp_path / "run", "--epochs", "100000")
-    last = tmp_path / "run" / "checkpoints" / "last.safetensors"
-    began = time.monotonic()
-    while not last.exists() and time.monotonic() - began < 90:
-        time.sleep(0.1)
-    ranks = subprocess.run(
-        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
-    ).stdout.split()
-    os.kill(int(ranks[-1]), signal.SIGKILL)
-    printed, _ = process.communicate(timeout=60)
-    assert process.returncode != 0
-    assert "another process of this run has ended" in printed or "SIGKILL" in printed
-    assert checkpoint.load(last)["progress"][0] >= 1

@@ -1,355 +1,397 @@
-"""The measured bias: against vectors whose means are known, and a model whose bias is."""
-
-from __future__ import annotations
+"""The bias by level: against levels whose means are known, and what is chosen from it."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from adaptive_tbptt.estimate.contributions import Contributions
-from adaptive_tbptt.estimate.measured_curve import cut_weights, gradient_norm, measured_bias
-from torch import nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import adaptive_tbptt as at
-from adaptive_tbptt.diagnosis.bias_check import _compare
-from adaptive_tbptt.estimate.truncation import is_resolved, open_range
-from adaptive_tbptt.estimate.unbiased_norms import chance, quantile, squared_means
+from adaptive_tbptt.estimate import LevelCurve, LevelSums, Limits, Outcome, levels_up_to
+from adaptive_tbptt.estimate.level_bias import level_bias
+
+CONTEXTS = (0, 1, 2, 4, 8, 16, 32)
 
 
-def made_up(mean, noise, groups, size=4, rng=None):
-    """Contributions `(lags, groups, m)` with known means: c_k = mean[k] + noise[k] * normal."""
-    rng = np.random.default_rng(0) if rng is None else rng  # whatever ran before
-    lags, m = mean.shape
-    samples = mean[:, None, None] + noise[:, None, None, None] * rng.standard_normal(
-        (lags, groups, size, m)
-    )
-    return Contributions(
-        np.linalg.norm(samples, axis=-1).reshape(lags, -1),
-        samples.sum(axis=2).astype(np.float32),
-        np.full(groups, size),
+def made_up(mean, noise, groups, size=4, rng=None, contexts=CONTEXTS, losses=1):
+    """Levels `(levels, m)` with known means: a sample is mean[j] + noise[j] * normal."""
+    rng = np.random.default_rng(0) if rng is None else rng
+    mean, noise = np.asarray(mean, dtype=float), np.asarray(noise, dtype=float)
+    shape = (groups, size, *mean.shape)
+    samples = mean + noise[:, None] * rng.standard_normal(shape)
+    return LevelSums(
+        contexts, samples.sum(axis=1).astype(np.float32), np.full(groups, float(size)), losses
     )
 
 
-def test_squared_mean_of_two_groups_by_hand():
-    found = squared_means(np.array([[1.0, 2.0], [3.0, -1.0]]), np.array([1, 1]), blocks=1)
-    assert found.value / found.pairs == pytest.approx(1 * 3 - 2 * 1)  # the one product of the two
-
-
-def test_squared_means_are_unbiased_whatever_the_sizes_of_the_groups():
-    mean, sizes, rng = (
-        np.array([0.3, -0.1, 0.0, 0.2]),
-        np.array([1, 5, 2, 7]),
-        np.random.default_rng(0),
+def geometric(beta, contexts=CONTEXTS):
+    """What every level adds where lag k adds beta^k; level 0 is lag 0."""
+    edges = [-1, *contexts]
+    return np.array(
+        [sum(beta**k for k in range(a + 1, b + 1)) for a, b in zip(edges, edges[1:], strict=False)]
     )
-    values = []
-    for _ in range(4000):
-        sums = np.stack([(mean + rng.standard_normal((n, 4))).sum(axis=0) for n in sizes])
-        found = squared_means(sums, sizes)
-        values.append(found.value / found.pairs)
-    error = np.std(values) / np.sqrt(len(values))
-    assert abs(np.mean(values) - mean @ mean) < 4 * error
-    assert np.mean(values) < 0.5 * (mean @ mean + 4 / sizes.sum())  # what a plain norm would give
 
 
-def test_leaving_a_group_out_is_what_the_others_give():
-    v, sizes = np.random.default_rng(0).standard_normal((3, 5, 32)), np.array([2, 3, 1, 4, 2])
-    found = squared_means(v, sizes)
-    for g in range(5):
-        rest = [i for i in range(5) if i != g]
-        alone = squared_means(v[:, rest], sizes[rest])
-        np.testing.assert_allclose(
-            found.without_group[:, g] / found.pairs, alone.value / alone.pairs, rtol=1e-9
+def true_bias(mean):
+    """b_j for levels with these means."""
+    missing = np.cumsum(mean[::-1], axis=0)[::-1]
+    cut = np.concatenate([missing[1:], np.zeros_like(missing[:1])])
+    return np.linalg.norm(cut, axis=1) / np.linalg.norm(missing[0])
+
+
+def curve(low, high=None, contexts=CONTEXTS, tail=0.0, **options):
+    """A curve with given limits; the estimate lies between them."""
+    low, high = np.asarray(low, dtype=float), np.asarray(low if high is None else high, dtype=float)
+    found = {
+        "contexts": contexts,
+        "estimate": (low + np.where(np.isfinite(high), high, low)) / 2,
+        "low": low,
+        "high": high,
+        "tail": tail,
+        "beta": 0.5,
+        "gradient_norm": 1.0,
+        "chance": 0.0,
+        "losses": 1,
+        "samples": 64,
+        "level": 0.9,
+    }
+    return LevelCurve(**{**found, **options})
+
+
+def chosen(found, delta=0.1, k_min=0, k_max=32, k_now=None):
+    choice = at.choose_truncation(found, delta=delta, k_min=k_min, k_max=k_max, k_now=k_now)
+    return choice.k, choice.outcome
+
+
+class TestMeasurement:
+    def test_a_known_bias_is_measured_without_bias_and_covered(self):
+        rng, m = np.random.default_rng(2), 64
+        mean = geometric(0.8)[:, None] * rng.standard_normal((len(CONTEXTS), m)) / math.sqrt(m)
+        noise = 0.6 * geometric(0.8) / math.sqrt(m)
+        true = true_bias(mean)[:-1]
+        squares, covered, naive = [], [], []
+        for _ in range(300):
+            sums = made_up(mean, noise, groups=16, size=2, rng=rng)
+            found = level_bias(sums, level=0.9)
+            assert not found.hidden
+            squares.append(found.estimate[:-1] ** 2)
+            covered.append((found.low[:-1] <= true) & (true <= found.high[:-1]))
+            newest = sums.vectors[:, 5:].sum(axis=1).mean(axis=0) / 2
+            naive.append(np.linalg.norm(newest))
+        error = np.std(squares, axis=0) / math.sqrt(300)
+        # A ratio of unbiased estimates is biased to second order only.
+        assert (abs(np.mean(squares, axis=0) - true**2) < 4 * error + 0.01 * true**2).all()
+        assert (np.mean(covered, axis=0) >= 0.85).all()
+        tail = np.linalg.norm(mean[5:].sum(axis=0))
+        assert np.mean(naive) > 1.02 * tail  # without the correction noise looks like bias
+
+    def test_noise_is_not_taken_for_bias(self):
+        """Nothing but level 0 has a mean: the plain norm of the rest would be half of it."""
+        rng, mean = np.random.default_rng(3), np.zeros((7, 256))
+        mean[0] = 1 / 16
+        noise = np.full(7, 0.05)
+        squares, naive = [], []
+        for _ in range(200):
+            sums = made_up(mean, noise, groups=8, size=1, rng=rng)
+            vectors = sums.vectors.astype(float)
+            rest = vectors[:, 1:].sum(axis=1)
+            pairs = rest.sum(axis=0) @ rest.sum(axis=0) - (rest * rest).sum()
+            squares.append(pairs / 56)
+            naive.append(np.linalg.norm(rest.mean(axis=0)))
+            assert level_bias(sums).low[0] < 0.35
+        assert np.mean(naive) > 0.5
+        assert abs(np.mean(squares)) < 4 * np.std(squares) / math.sqrt(200)
+
+    def test_without_a_mean_the_gradient_is_hidden_nearly_always(self):
+        rng, told = np.random.default_rng(1), 0
+        for _ in range(300):
+            sums = made_up(np.zeros((7, 64)), geometric(0.7), groups=12, rng=rng)
+            found = level_bias(sums, level=0.9)
+            told += not found.hidden
+            if found.hidden:
+                assert np.isnan(found.estimate).all()
+                assert (found.low == 0).all()
+                assert np.isinf(found.high).all()
+        assert told <= 27  # a twentieth of 300, and luck
+
+    @pytest.mark.parametrize("strength", [0.5, 0.8, 3.0])
+    def test_limits_are_wrong_no_more_often_than_they_say(self, strength):
+        # A mean of this length in noise; the cut is half of it. At 0.5 a sixth is told from noise.
+        rng = np.random.default_rng(0)
+        mean = strength * np.eye(30)[0]
+        found = []
+        for _ in range(200):
+            noise = rng.normal(size=(16, 30))
+            whole, cut = mean + noise, 0.5 * mean + 0.1 * noise[:, ::-1]
+            vectors = np.stack([whole - cut, cut], axis=1).astype("f4")
+            found.append(level_bias(LevelSums((0, 9), vectors, np.ones(16), 1), 0.9))
+        assert sum(one.high[0] < 0.5 for one in found) <= 15  # 10 at most, and luck
+        assert sum(one.low[0] > 0.5 for one in found) <= 15
+        assert strength < 3.0 or all(math.isfinite(one.high[0]) for one in found)
+
+    def test_groups_of_many_segments_say_the_same_as_single_ones(self):
+        rng, mean = np.random.default_rng(5), geometric(0.6)[:, None] * np.ones(64)
+        fine = made_up(mean, 2.0 * geometric(0.6), groups=192, size=4, rng=rng)
+        merged = LevelSums(
+            CONTEXTS,
+            fine.vectors.reshape(24, 8, 7, 64).sum(axis=1),
+            fine.counts.reshape(24, 8).sum(axis=1),
+            1,
+        )
+        assert merged.samples == fine.samples
+        one, other = level_bias(merged), level_bias(fine)
+        true = true_bias(mean)
+        assert (one.low[:4] <= true[:4]).all()
+        assert (true[:4] <= one.high[:4]).all()
+        np.testing.assert_allclose(one.estimate[:4], other.estimate[:4], rtol=0.1)
+
+    def test_groups_count_by_their_losses(self):
+        """Twice the losses with twice the sum say the same as the same group given twice."""
+        rng, mean = np.random.default_rng(5), geometric(0.6)[:, None] * np.ones(16)
+        sums = made_up(mean, 0.5 * geometric(0.6), groups=12, rng=rng)
+        factors = np.array([1.0, 2.0] * 6)
+        heavy = replace(
+            sums,
+            vectors=(sums.vectors * factors[:, None, None]).astype("f4"),
+            counts=sums.counts * factors,
+        )
+        whole = heavy.vectors.astype(float).sum(axis=1)
+        sizes = heavy.counts
+        pairs = sum(
+            whole[i] @ whole[j] for i in range(12) for j in range(12) if i != j
+        ) / sum(sizes[i] * sizes[j] for i in range(12) for j in range(12) if i != j)  # fmt: skip
+        assert level_bias(heavy).gradient_norm == pytest.approx(math.sqrt(pairs), rel=1e-6)
+
+    def test_heavy_tails_in_few_numbers_give_no_nan(self):
+        rng = np.random.default_rng(0)
+        for _ in range(300):
+            z = rng.standard_t(2, (8, 3, 16)) * 0.2
+            z[..., 0] += 1.0
+            found = level_bias(LevelSums((0, 1, 2), z.astype(np.float32), np.full(8, 4.0), 1))
+            assert np.isfinite(found.low).all()
+            assert not np.isnan(found.high).any()
+            assert (found.low <= found.high).all()
+            assert found.hidden or (found.estimate <= found.high).all()
+
+    def test_the_longest_context_is_the_reference(self):
+        found = level_bias(made_up(geometric(0.8)[:, None], 0.1 * geometric(0.8), groups=12))
+        assert (found.estimate[-1], found.low[-1], found.high[-1]) == (0.0, 0.0, 0.0)
+        assert found.lags == 32
+        assert found.samples == 48
+
+    @given(st.floats(1e-6, 1e6), st.integers(0, 100))
+    @settings(max_examples=20, deadline=None)
+    def test_the_scale_of_the_loss_does_not_matter(self, scale, seed):
+        rng = np.random.default_rng(seed)
+        sums = made_up(geometric(0.8)[:, None] * np.ones(8), geometric(0.8), groups=12, rng=rng)
+        one, other = (
+            level_bias(replace(sums, vectors=(v * sums.vectors).astype(np.float32)))
+            for v in (1.0, scale)
+        )
+        for a, b in ((one.low, other.low), (one.high, other.high)):
+            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+        assert other.gradient_norm == pytest.approx(scale * one.gradient_norm, rel=1e-3)
+
+    def test_more_samples_narrow_the_intervals(self):
+        mean, noise = geometric(0.8)[:, None] * np.ones(16), geometric(0.8)
+        few, many = (level_bias(made_up(mean, noise, 16, size)) for size in (4, 400))
+        assert ((many.high - many.low)[:-1] < (few.high - few.low)[:-1] / 4).all()
+
+    @pytest.mark.parametrize("level", [0.0, 1.0, 1.5])
+    def test_the_level_is_checked(self, level):
+        with pytest.raises(ValueError, match=r"level must be in \(0, 1\)"):
+            level_bias(made_up(np.ones((7, 1)), np.ones(7), 4), level)
+
+
+class TestTail:
+    @pytest.mark.parametrize("beta", [0.5, 0.9, 0.97])
+    @pytest.mark.parametrize("contexts", [CONTEXTS, (0, 1, 2, 4, 8, 16, 20), (0, 10, 20, 30)])
+    def test_of_a_geometric_decay_it_is_the_closed_form(self, beta, contexts):
+        """Lags beyond R add beta^(R+1) / (1 - beta), those up to R (1 - beta^(R+1)) / (1 - beta)."""
+        mean = geometric(beta, contexts)
+        sums = made_up(np.stack([mean, -mean], axis=1), 1e-6 * mean, groups=12, contexts=contexts)
+        found = level_bias(sums)
+        last = contexts[-1]
+        expected = beta ** (last + 1) / (1 - beta ** (last + 1))
+        assert found.tail == pytest.approx(expected, rel=1e-3)
+        assert found.beta == pytest.approx(beta, rel=1e-4)
+        assert found.tau == contexts[-3]
+
+    def test_levels_that_do_not_decay_leave_it_open(self):
+        for beta in (1.0, 1.1):
+            mean = geometric(beta)[:, None]
+            found = level_bias(made_up(mean, 1e-3 * geometric(beta), groups=12))
+            assert math.isinf(found.tail)
+            assert found.beta == 1.0
+            assert chosen(found, k_max=32, k_now=8) == (16, Outcome.UNRESOLVED) or not math.isinf(
+                found.tail
+            )
+            assert "has not decayed within 32 steps" in (
+                at.choose_truncation(found, delta=0.9, k_max=32).message
+            )
+
+    def test_a_last_level_that_noise_hides_has_none(self):
+        mean = np.where(np.arange(7) < 6, geometric(0.5), 0.0)[:, None] * np.ones(32)
+        found = level_bias(made_up(mean, np.full(7, 1e-3), groups=12))
+        assert found.tail == 0.0
+        assert math.isnan(found.beta)
+
+    def test_two_levels_say_nothing_of_it(self):
+        found = level_bias(made_up(np.ones((2, 1)), np.full(2, 1e-3), 12, contexts=(0, 8)))
+        assert math.isinf(found.tail)
+
+    def test_it_is_added_to_what_must_be_met(self):
+        low = [0.9, 0.6, 0.3, 0.05, 0.02, 0.0, 0.0]
+        assert chosen(curve(low)) == (4, Outcome.MET)
+        assert chosen(curve(low, tail=0.06)) == (8, Outcome.MET)
+        assert chosen(curve(low, tail=0.2), k_now=8) == (8, Outcome.UNRESOLVED)
+
+
+class TestChoice:
+    def test_the_smallest_level_that_surely_meets_delta(self):
+        low, high = [0.8, 0.5, 0.3, 0.04, 0, 0, 0], [0.9, 0.7, 0.4, 0.09, 0.05, 0.01, 0]
+        assert chosen(curve(low, high)) == (4, Outcome.MET)
+        assert chosen(curve(low, high), delta=0.95) == (0, Outcome.MET_AT_MINIMUM)
+        assert chosen(curve(low, high), delta=0.95, k_min=2) == (2, Outcome.MET_AT_MINIMUM)
+        message = at.choose_truncation(curve(low, high), delta=0.1, k_max=32).message
+        assert message == "k=4 meets delta=0.1: bias 0.065 [0.04, 0.09]"
+        message = at.choose_truncation(curve(low, high), delta=0.95, k_min=0, k_max=32).message
+        assert message == "delta=0.95 is met already at k_min=0: bias 0.85 [0.8, 0.9]"
+
+    def test_one_level_further_than_may_do_still_counts_as_resolved(self):
+        low, high = [0.8, 0.5, 0.09, 0.04, 0, 0, 0], [0.9, 0.7, 0.4, 0.09, 0.05, 0.01, 0]
+        assert chosen(curve(low, high)) == (4, Outcome.MET)
+
+    def test_beyond_the_maximum(self):
+        low, high = [0.8, 0.5, 0.3, 0.2, 0.15, 0.05, 0], [0.9, 0.7, 0.4, 0.3, 0.2, 0.08, 0]
+        assert chosen(curve(low, high), k_max=8) == (8, Outcome.BEYOND_MAXIMUM)
+        message = at.choose_truncation(curve(low, high), delta=0.1, k_max=8).message
+        assert message == "no k up to 8 meets delta=0.1: bias 0.175 [0.15, 0.2] at 8; using 8"
+        assert chosen(curve(low, high), k_max=16) == (16, Outcome.MET)
+
+    def test_unresolved_keeps_k_and_moves_only_as_far_as_the_evidence_demands(self):
+        low, high = [0.8, 0.5, 0.05, 0, 0, 0, 0], [0.9, 0.8, 0.7, 0.4, 0.2, 0.08, 0]
+        found = curve(low, high)
+        kept = {k: chosen(found, k_now=k) for k in (0, 1, 2, 4, 8, 16, 32, None)}
+        assert kept == {
+            0: (2, Outcome.UNRESOLVED),  # 0 and 1 surely miss delta
+            1: (2, Outcome.UNRESOLVED),
+            2: (2, Outcome.UNRESOLVED),
+            4: (4, Outcome.UNRESOLVED),
+            8: (8, Outcome.UNRESOLVED),
+            16: (16, Outcome.UNRESOLVED),
+            32: (16, Outcome.UNRESOLVED),  # 16 surely meets it
+            None: (16, Outcome.UNRESOLVED),
+        }
+        message = at.choose_truncation(found, delta=0.1, k_max=32, k_now=4).message
+        assert message == ("64 losses leave open which k between 2 and 16 meets delta=0.1; using 4")
+        message = at.choose_truncation(found, delta=0.1, k_min=4, k_max=32, k_now=4).message
+        assert "between 4 and 16 meets" in message  # what is left open begins at k_min
+
+    def test_a_hidden_gradient_keeps_k_or_takes_the_largest(self):
+        found = level_bias(made_up(np.zeros((7, 64)), geometric(0.7), groups=16))
+        assert found.hidden
+        choice = at.choose_truncation(found, delta=0.1, k_max=32, k_now=4)
+        assert (choice.k, choice.outcome) == (4, Outcome.UNRESOLVED)
+        assert f"noise hides the gradient: without one, {found.samples} losses" in choice.message
+        assert f"{found.chance:.0%} of the time; using k=4" in choice.message
+        assert math.isnan(choice.relative_bias)
+        assert chosen(found) == (32, Outcome.UNRESOLVED)
+        assert chosen(found, k_min=31, k_max=32)[1] is Outcome.UNRESOLVED  # nothing is chosen by it
+
+    def test_a_curve_that_rises_again_is_met_only_after_its_last_rise(self):
+        mean = np.zeros((7, 2))
+        # What level 5 takes away level 3 had given: in between the gradient is wrong again.
+        mean[0, 0], mean[3, 1], mean[5, 1] = 1.0, 1.0, -1.0
+        found = level_bias(made_up(mean, np.full(7, 1e-4), groups=16))
+        np.testing.assert_allclose(found.estimate, [0, 0, 0, 1, 1, 0, 0], atol=1e-3)
+        assert chosen(found, delta=0.5) == (16, Outcome.MET)
+        assert chosen(curve([0.0, 0.0, 0.0, 0.9, 0.9, 0.0, 0.0]), k_max=8) == (
+            8,
+            Outcome.BEYOND_MAXIMUM,
         )
 
+    def test_a_gradient_from_far_back_is_seen_for_itself(self):
+        mean = np.zeros((7, 64))
+        mean[0], mean[5] = 1.0, np.tile([0.5, -0.5], 32)  # nothing between lag 0 and level 16
+        found = level_bias(made_up(mean, np.full(7, 1e-5), groups=16))
+        assert chosen(found) == (16, Outcome.MET)
 
-@pytest.mark.parametrize(("level", "nu", "expected"), [(0.95, 7, 1.8946), (0.975, 15, 2.1314)])
-def test_quantile_is_students(level, nu, expected):
-    assert quantile(level, nu + 1) == pytest.approx(expected, rel=2e-3)
+    @given(st.integers(0, 300), st.floats(0.01, 0.98), st.floats(0.01, 0.98))
+    @settings(max_examples=60, deadline=None)
+    def test_k_does_not_grow_with_delta_and_is_a_level(self, seed, one, other):
+        rng = np.random.default_rng(seed)
+        noise = rng.uniform(0, 2) * geometric(0.8)
+        sums = made_up(geometric(0.8)[:, None] * np.ones(8), noise, groups=12, rng=rng)
+        found = level_bias(sums)
+        small, large = sorted((one, other))
+        ks = [chosen(found, delta=delta)[0] for delta in (small, large)]
+        assert ks[0] >= ks[1]
+        assert set(ks) <= set(CONTEXTS)
 
+    def test_between_levels_the_shorter_context_holds(self):
+        found = curve([0.8, 0.5, 0.3, 0.2, 0.15, 0.05, 0])
+        assert found.relative_at(3) == 0.3
+        assert found.relative_at(1000) == 0.0
+        assert found.interval_at(15) == (0.15, 0.15)
+        with pytest.raises(ValueError, match="got -1"):
+            found.relative_at(-1)
 
-def test_chance_is_uniform_without_a_mean_and_small_with_one():
-    rng = np.random.default_rng(1)
-    none = [chance(rng.standard_cauchy((10, 3)), flips=200, seed=i) for i in range(300)]
-    assert 0.02 < np.mean(np.array(none) <= 0.1) < 0.2
-    assert chance(1.0 + 0.1 * rng.standard_normal((10, 3))) < 0.01
+    def test_limits_between_two_levels_use_the_largest_k(self):
+        found = curve([0.8, 0.5, 0.3, 0.2, 0.05, 0.05, 0])
+        assert chosen(found, k_min=9, k_max=12) == (12, Outcome.MET)
 
-
-def test_known_bias_is_measured_and_covered():
-    lags, m = 30, 256
-    rng = np.random.default_rng(2)
-    mean = 0.8 ** np.arange(lags)[:, None] * rng.standard_normal((lags, m)) / np.sqrt(m)
-    tails = np.array([np.linalg.norm(mean[k + 1 :].sum(axis=0)) for k in range(lags)])
-    true = tails / np.linalg.norm(mean.sum(axis=0))
-    covered, values = [], []
-    for _ in range(40):
-        c = made_up(mean, 0.3 * 0.8 ** np.arange(lags), groups=32, rng=rng)
-        curve = measured_bias(c, at.fit_decay(c.mean, tau=0.5), level=0.9)
-        beyond = curve.estimate[-1]
-        values.append(curve.estimate[:10] - beyond)
-        covered.append((curve.low[:10] <= true[:10] + 1e-6) & (true[:10] <= curve.high[:10]))
-    np.testing.assert_allclose(np.mean(values, axis=0), true[:10], rtol=0.05)
-    assert np.mean(covered) > 0.85
-    few = made_up(mean, 0.3 * 0.8 ** np.arange(lags), groups=8, rng=rng)
-    biased = np.linalg.norm(few.sketches[11:].sum(axis=0).mean(axis=0)) / 4
-    assert biased > 1.2 * tails[10]  # without the correction noise looks like bias
-
-
-def test_noise_alone_hides_the_gradient():
-    c = made_up(np.zeros((10, 64)), 0.7 ** np.arange(10), groups=16)
-    curve = measured_bias(c, at.fit_decay(c.mean, tau=0.5))
-    assert curve.hidden
-    assert np.isinf(curve.high).all()
-    choice = at.choose_truncation(curve, delta=0.1, k_max=9, k_now=4)
-    assert (choice.k, choice.outcome) == (4, at.estimate.Outcome.UNRESOLVED)
-    assert "noise hides the gradient" in choice.message
-    assert at.choose_truncation(curve, delta=0.1, k_max=9).k == 9
-    narrow = at.choose_truncation(curve, delta=0.1, k_min=8, k_max=9)  # nothing is chosen by it
-    assert narrow.outcome is at.estimate.Outcome.UNRESOLVED
-    assert gradient_norm(c, 0.9)[1] == 0.0
-
-
-def test_k_in_use_is_left_only_as_far_as_the_evidence_demands():
-    mean = 0.8 ** np.arange(40)[:, None] * np.ones((40, 64)) / 8
-    c = made_up(mean, 1.5 * 0.8 ** np.arange(40), groups=16)
-    curve = measured_bias(c, at.fit_decay(c.mean, tau=0.5))
-    assert not curve.hidden
-    open_ks = [at.choose_truncation(curve, delta=0.2, k_max=39, k_now=k).k for k in (1, 8, 39)]
-    assert (
-        at.choose_truncation(curve, delta=0.2, k_max=39).outcome is at.estimate.Outcome.UNRESOLVED
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            ({"delta": 0.0}, "delta must be in"),
+            ({"delta": 1.0}, "0.1 means 10 %"),
+            ({"delta": 0.1, "k_min": -1}, "k_min must not be negative"),
+            ({"delta": 0.1, "k_min": 9, "k_max": 8}, "k_min must not exceed k_max"),
+        ],
     )
-    assert open_ks[0] > 1
-    assert open_ks[0] <= open_ks[1] <= open_ks[2] < 39
+    def test_limits_are_checked(self, options, says):
+        with pytest.raises(ValueError, match=says):
+            Limits(**options)
+
+    def test_a_log_holds_four_digits_and_none_for_what_is_not_known(self):
+        hidden = level_bias(made_up(np.zeros((7, 64)), geometric(0.7), groups=16)).brief()
+        assert hidden["contexts"] == list(CONTEXTS)
+        assert hidden["bias"] == hidden["high"] == [None] * 7
+        short = curve([1 / 3] * 7).brief()
+        assert short["bias"] == [0.3333] * 7
 
 
-def test_what_is_left_open_begins_at_k_min():
-    mean = 0.8 ** np.arange(40)[:, None] * np.ones((40, 64)) / 8
-    c = made_up(mean, 3.0 * 0.8 ** np.arange(40), groups=16)
-    curve = measured_bias(c, at.fit_decay(c.mean, tau=0.5))
-    low, high = open_range(curve, 0.1, 1, 39)
-    assert is_resolved(low, high) is False
-    choice = at.choose_truncation(curve, delta=0.1, k_min=low + 1, k_max=39)
-    assert f"between {low + 1} and {high} meets" in choice.message
+class TestSums:
+    def test_levels_are_zero_and_powers_of_two(self):
+        assert levels_up_to(64) == (0, 1, 2, 4, 8, 16, 32, 64)
+        assert levels_up_to(100, 3) == (0, 1, 2, 3, 4, 8, 16, 32, 64, 100)
+        assert levels_up_to(1) == (0, 1)
+        assert levels_up_to(0) == (0,)
+        assert levels_up_to(5, 100) == (0, 1, 2, 4, 5)
 
+    def test_joined_measurements_keep_their_order_and_say_what_all_missed(self):
+        one = replace(made_up(np.ones((7, 2)), np.zeros(7), 3), unreached=("a", "b"))
+        two = replace(made_up(2 * np.ones((7, 2)), np.zeros(7), 5), unreached=("b", "c"))
+        both = LevelSums.concatenate([one, two])
+        assert (both.groups, both.samples, both.unreached) == (8, 32, ("b",))
+        np.testing.assert_array_equal(both.newest(5).vectors, two.vectors)
+        np.testing.assert_array_equal(both.newest(99).vectors, both.vectors)
+        assert both.newest(0).groups == 0
+        other = made_up(np.ones((2, 2)), np.zeros(2), 3, contexts=(0, 1))
+        with pytest.raises(ValueError, match="same contexts and losses"):
+            LevelSums.concatenate([one, other])
 
-def test_curve_that_rises_again_is_met_only_after_its_last_rise():
-    mean = np.zeros((20, 64))
-    mean[0, 0], mean[3, 1], mean[9, 1] = 1.0, 1.0, -1.0  # what lag 9 takes away lag 3 had given
-    c = made_up(mean, np.full(20, 1e-4) * 0.5 ** np.arange(20), groups=16)
-    curve = measured_bias(c, at.fit_decay(c.mean, tau=0.8))
-    assert curve.estimate[2] < 0.1 < curve.estimate[5]
-    assert at.choose_truncation(curve, delta=0.5, k_max=19).k == 9
+    def test_what_is_saved_comes_back(self):
+        sums = replace(made_up(np.ones((7, 2)), np.ones(7), 3), unreached=("head.bias",))
+        again = LevelSums.from_dict(sums.to_dict())
+        assert (again.contexts, again.losses, again.unreached) == (CONTEXTS, 1, ("head.bias",))
+        np.testing.assert_array_equal(again.vectors, sums.vectors)
+        np.testing.assert_array_equal(again.counts, sums.counts)
 
-
-def test_what_the_window_saw_is_not_put_down_to_the_fit():
-    mean = np.full((40, 64), 1e-6) * 0.5 ** np.arange(40)[:, None]
-    mean[0], mean[30] = 1.0, np.tile([0.5, -0.5], 32)  # needed far past tau, and measured there
-    c = made_up(mean, 1e-5 * 0.5 ** np.arange(40), groups=16)
-    choice = at.choose_truncation(
-        measured_bias(c, at.fit_decay(0.5 ** np.arange(40.0), tau=0.5)), delta=0.1, k_max=39
-    )
-    assert (choice.k, choice.outcome) == (30, at.estimate.Outcome.MET)
-
-
-@pytest.mark.parametrize("losses", [None, 1, 4, 1.0, 0.5, 0.3])
-def test_cut_weights_are_what_a_training_window_misses(losses):
-    window, k = 12, 5
-    k2 = at.AdaptiveTBPTT(
-        nn.GRU(1, 1), nn.MSELoss(), at.FixedTruncation(k), losses=losses or 1
-    ).losses_per_window(k)
-    missing = np.zeros(window)
-    for j in range(k2):  # the loss j steps after the first of a window sees lags 0..k + j
-        missing[k + j + 1 :] += 1 / k2
-    np.testing.assert_allclose(cut_weights(window, losses)[k], missing)
-
-
-class Sum(nn.Module):
-    """h_t = a h_{t-1} + w x_t: every gradient can be written down."""
-
-    def __init__(self, a: float) -> None:
-        super().__init__()
-        self.a, self.w = a, nn.Linear(1, 1, bias=False)
-
-    def forward(self, inputs, state=None):
-        h = inputs.new_zeros(inputs.shape[1], 1) if state is None else state
-        out = []
-        for x in inputs:
-            h = self.a * h + self.w(x)
-            out.append(h)
-        return torch.stack(out), h
-
-
-def test_bias_of_a_linear_recurrence_has_a_closed_form():
-    """x = 1 always, loss = mean of h: c_k = a^k, so the relative bias at K is a^(K+1)."""
-    a, model = 0.8, Sum(0.8)
-    inputs = torch.ones(400, 16, 1)
-
-    def loss_fn(outputs, targets):
-        return (outputs - 0.0 * targets).mean()
-
-    stream = at.SequenceStream(inputs, torch.zeros(400, 16, 1))
-    profile = at.probe(model, loss_fn, inputs[:60], torch.zeros(60, 16, 1), sketch=64)
-    found = at.truncate.MeasuredGauge().bias(profile)
-    expected = a ** np.arange(1, 41)
-    np.testing.assert_allclose(found.estimate[:40], expected, rtol=1e-4)
-    np.testing.assert_allclose(found.high[:40], expected, rtol=1e-4)
-    bound = at.truncate.ParameterGauge().bias(profile)  # all of one sign: the bound is exact
-    np.testing.assert_allclose(bound.relative[:20], expected[:20], rtol=1e-3)
-    for check in at.check_bias(model, loss_fn, stream, [3, 10], lags=80, segments=8):
-        assert check.relative == pytest.approx(a ** (check.k + 1), rel=1e-3)
-    (window,) = at.check_bias(model, loss_fn, stream, 5, losses=5, lags=80, segments=8, steps=5)
-    curve = measured_bias(profile.contributions, found.fit, losses=5)
-    assert window.relative == pytest.approx(np.mean(a ** np.arange(6.0, 11.0)), rel=1e-3)
-    assert curve.estimate[5] == pytest.approx(window.relative, rel=1e-3)
-
-
-def test_check_and_gauge_agree_on_a_model_that_neither_knows():
-    torch.manual_seed(4)
-    model = nn.GRU(2, 6)
-    inputs = torch.randn(600, 32, 2)
-    targets = torch.cumsum(inputs, 0)[..., :1].tanh().expand(-1, -1, 6)
-    stream = at.SequenceStream(inputs, targets)
-    loss_fn = nn.functional.mse_loss
-    profiles = []
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(8):
-        segment = stream.random_segment(50, generator)
-        profiles.append(
-            at.probe(model, loss_fn, segment.inputs, segment.targets, sketch=512, burn_in=10)
-        )
-    curve = at.truncate.MeasuredGauge().bias(at.estimate.LagProfile.concatenate(profiles))
-    for check in at.check_bias(model, loss_fn, stream, [1, 2, 4], lags=40, segments=16):
-        assert check.low <= curve.high[check.k]
-        assert curve.low[check.k] <= check.high
-
-
-@pytest.mark.filterwarnings("ignore::adaptive_tbptt.TruncationWarning")
-def test_controller_asks_until_resolved_and_remembers(double):
-    torch.manual_seed(0)
-    model = nn.RNN(2, 4)
-    data = torch.randn(300, 4, 2), torch.randn(300, 4, 4)
-    gauge = at.truncate.MeasuredGauge(
-        size=64, probes=at.truncate.ProbeBudget(fresh=2, budget=5, remembered=3)
-    )
-    rule = at.BiasTolerance(0.1, k_max=30, lags=30, k_init=7, gauge=gauge)
-    tbptt = at.AdaptiveTBPTT(model, nn.functional.mse_loss, at.truncate.Bucketed(rule), burn_in=5)
-    stream = at.SequenceStream(*data)
-    tbptt.estimate(stream)
-    first = tbptt.probed_steps // 35
-    assert 2 <= first <= 5
-    assert not tbptt.truncation.wants_more
-    for _ in range(6):
-        tbptt.estimate(stream)
-    inner = tbptt.truncation.inner
-    assert inner is not None
-    assert len(inner.evidence) <= 3 + 5
-    saved = tbptt.state_dict()
-    again = at.AdaptiveTBPTT(model, nn.functional.mse_loss, at.truncate.Bucketed(rule), burn_in=5)
-    again.load_state_dict(saved)
-    again.estimate(stream)
-    tbptt.estimate(stream)
-    assert again.history == tbptt.history
-
-
-def test_evidence_merged_by_probe_says_the_same_with_known_means():
-    rng, lags = np.random.default_rng(5), np.arange(12)
-    mean = 0.6 ** lags[:, None] * np.ones(64)
-    probes = [made_up(mean, 2.0 * 0.6**lags, groups=8, rng=rng) for _ in range(24)]
-    merged = Contributions.concatenate([c.merged() for c in probes])
-    assert merged.sketches.shape == (12, 24, 64)
-    assert list(merged.sizes) == [32] * 24
-    curve = measured_bias(merged, at.fit_decay(merged.mean, 0.5))
-    true = 0.6 ** (lags + 1.0)  # of a geometric series, up to the end of the window
-    assert (curve.low[:6] <= true[:6]).all()
-    assert (true[:6] <= curve.high[:6]).all()
-    whole = Contributions.concatenate(probes)
-    fine = measured_bias(whole, at.fit_decay(whole.mean, 0.5))
-    np.testing.assert_allclose(curve.estimate[:6], fine.estimate[:6], rtol=0.1)
-
-
-@pytest.mark.filterwarnings("ignore::adaptive_tbptt.TruncationWarning")
-@pytest.mark.parametrize(("probes", "groups"), [((1, 1, 0), 4), ((8, 8, 3), 1)])
-def test_groups_inside_a_probe_are_kept_only_while_they_are_needed(double, probes, groups):
-    torch.manual_seed(0)
-    model, data = nn.RNN(2, 4), (torch.randn(300, 4, 2), torch.randn(300, 4, 4))
-    gauge = at.truncate.MeasuredGauge(size=64, probes=at.truncate.ProbeBudget(*probes))
-    rule = at.BiasTolerance(0.1, k_max=20, lags=20, gauge=gauge)
-    tbptt = at.AdaptiveTBPTT(model, nn.functional.mse_loss, rule, burn_in=5)
-    tbptt.estimate(at.SequenceStream(*data))
-    assert {len(c.sizes) for c in tbptt.truncation.evidence} == {groups}
-    assert {c.norms.shape[1] for c in tbptt.truncation.evidence} == {4}
-
-
-def test_what_is_said_of_a_changed_k_rests_on_all_evidence():
-    rule = at.BiasTolerance(0.1, k_max=9, lags=10, k_init=5, gauge=at.truncate.MeasuredGauge())
-    wrapped = at.truncate.Bucketed(at.truncate.RateLimited(rule), (8, 9))
-    control, rng = wrapped.init(), np.random.default_rng(1)
-    probes = 0
-    while probes < 4 or control.wants_more:
-        c = made_up(np.zeros((10, 64)), 0.7 ** np.arange(10), groups=8, rng=rng)
-        profile = at.estimate.LagProfile(np.ones((11, 32)), {}, np.zeros((11, 1)), contributions=c)
-        control, probes = wrapped.update(control, profile), probes + 1
-    assert control.k == 8
-    assert f"{32 * probes} samples" in control.decision.message
-    assert control.decision.outcome is at.estimate.Outcome.UNRESOLVED
-    assert wrapped.norms(control, profile).shape == (10, 32 * probes)
-
-
-def test_a_gradient_in_one_coordinate_is_not_taken_for_a_limit_of_nan():
-    rng = np.random.default_rng(0)
-    for _ in range(300):  # heavy tails, few numbers in a sketch
-        z = rng.standard_t(2, (3, 8, 16)) * 0.2
-        z[:, :, 0] += 1.0
-        c = Contributions(np.ones((3, 32)), z.astype(np.float32), np.full(8, 4))
-        assert np.isfinite(gradient_norm(c, 0.9)).all()
-
-
-def test_a_check_with_too_few_segments_is_refused():
-    data = torch.randn(60, 2, 2), torch.zeros(60, 2, 3)
-    for level, needed in ((0.9, 6), (0.99, 9)):
-        with pytest.raises(ValueError, match=f"at least {needed} segments"):
-            at.check_bias(
-                nn.RNN(2, 3), nn.functional.mse_loss, data, 2, lags=10, segments=needed - 1,
-                level=level,
-            )  # fmt: skip
-        at.check_bias(
-            nn.RNN(2, 3), nn.functional.mse_loss, data, np.int64(2), lags=10, segments=needed,
-            level=level,
-        )  # fmt: skip
-    with pytest.raises(ValueError, match="losses must be positive"):
-        at.truncate.MeasuredGauge(losses=0)
-
-
-def test_gauge_without_contributions_says_what_is_missing():
-    profile = at.probe(
-        nn.RNN(2, 3), nn.functional.mse_loss, torch.randn(20, 2, 2), torch.zeros(20, 2, 3)
-    )
-    with pytest.raises(ValueError, match="parameters=True"):
-        at.truncate.MeasuredGauge().bias(profile)
-    with pytest.raises(ValueError, match="fresh"):
-        at.truncate.MeasuredGauge(probes=at.truncate.ProbeBudget(5, 2))
-
-
-def test_bound_that_noise_hides_asks_for_more_and_uses_k_max():
-    c = made_up(np.zeros((20, 64)), 0.7 ** np.arange(20), groups=16)
-    profile = at.estimate.LagProfile(np.ones((21, 64)), {}, np.zeros((21, 1)), contributions=c)
-    choice = at.choose_truncation(
-        at.truncate.ParameterGauge().bias(profile), delta=0.1, k_max=15, k_now=4
-    )
-    assert (choice.k, choice.outcome) == (15, at.estimate.Outcome.UNRESOLVED)
-
-
-@pytest.mark.parametrize("strength", [0.5, 0.8, 3.0])
-def test_limits_of_a_check_are_wrong_no_more_often_than_they_say(strength):
-    # A mean of this length in noise; the cut is half of it. At 0.5 a sixth is told from noise.
-    rng, sizes = np.random.default_rng(0), np.ones(16, np.int64)
-    mean = strength * np.eye(30)[0]
-    found = []
-    for _ in range(200):
-        noise = rng.normal(size=(16, 30))
-        whole, cut = mean + noise, 0.5 * mean + 0.1 * noise[:, ::-1]
-        options = {"k": 1, "losses": 1, "level": 0.9, "samples": 16, "window": 9}
-        found.append(_compare(whole.astype("f4"), cut.astype("f4"), sizes, **options))
-    assert sum(check.high < 0.5 for check in found) <= 15  # 10 at most, and luck
-    assert sum(check.low > 0.5 for check in found) <= 15
-    assert strength < 3.0 or all(math.isfinite(check.high) for check in found)
+    def test_vectors_belong_to_contexts_from_zero_on(self):
+        for contexts in ((0, 1), (1, 2, 3)):
+            with pytest.raises(ValueError, match="a vector per context, from 0 on"):
+                LevelSums(contexts, np.zeros((4, 3, 2), np.float32), np.ones(4), 1)

@@ -5,7 +5,6 @@ import sys
 
 import numpy as np
 import pytest
-from paper.tests.test_cli import call, train
 
 from adaptive_tbptt.estimate import LagProfile
 from adaptive_tbptt.report.charts import bias_chart, loss_chart, style, truncation_chart
@@ -13,7 +12,9 @@ from adaptive_tbptt.report.curves import Curve, estimate_curve, truncation_curve
 from adaptive_tbptt.report.decay_chart import decay_chart
 from adaptive_tbptt.report.page import write_run_report
 from adaptive_tbptt.report.read import read_run, read_runs
-from adaptive_tbptt.report.tables import differences, machines
+from adaptive_tbptt.report.tables import differences
+
+from ..command_line import call
 
 pytest.importorskip("plotly", reason="it needs the extra: pip install 'adaptive-tbptt[report]'")
 
@@ -55,28 +56,6 @@ def data_of(path):
     text = path.read_text()
     start = text.index('id="data">') + len('id="data">')
     return json.loads(text[start : text.index("</script>", start)])
-
-
-def test_a_trained_run_has_all_that_the_report_draws(tmp_path):
-    import plotly.graph_objects as go
-
-    out = tmp_path / "run"
-    train("--delta", "0.5", "--out", str(out))
-    train("--delta", "0.5", "--out", str(out), "--resume", "--epochs", "4")
-    assert str(out / "report.html") in call("report", str(out))
-    data = data_of(out / "report.html")
-    assert set(data["figures"]) == {"loss", "k", "beta", "bias", "asked", "decay"}
-    for figure in data["figures"].values():
-        go.Figure(figure)  # refuses an attribute that Plotly does not have
-        assert all(any(y is not None for y in trace["y"]) for trace in figure["data"])
-        for axis in ("xaxis", "yaxis"):
-            assert "title" in figure["layout"][axis]
-    assert len(data["frames"]["positions"]) == 3  # an estimate before each epoch but the first
-    run = read_run(out, "run")
-    assert len(run.starts) == 2
-    assert {"time", "machine", "python", "torch", "adaptive-tbptt"} <= run.starts[0].keys()
-    assert run.probes[0]["decay"]["lags"] == list(range(21))
-    assert ["starts", "2"] in machines([run]).rows
 
 
 def test_nothing_in_the_file_comes_from_elsewhere(tmp_path):

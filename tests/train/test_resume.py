@@ -297,7 +297,7 @@ def test_a_full_disk_is_said_and_the_checkpoint_before_is_intact(tmp_path, monke
 @pytest.mark.skipif(sys.platform == "win32", reason="nothing is locked there")
 def test_a_folder_in_which_another_process_trains_is_left_alone(tmp_path):
     held = f"""
-from adaptive_tbptt.train.run_folder import RunFolder
+from adaptive_tbptt.train import RunFolder, TrainingError
 with RunFolder({str(tmp_path)!r}).locked():
     print("held", flush=True)
     input()

@@ -1,13 +1,16 @@
-"""The command line: `atbptt train`, `reproduce`, `findings`, `diagnose`, `report`, `find-lr`."""
+"""The command line of the paper's experiments: `atbptt-paper`.
+
+The library's own command, `atbptt`, diagnoses, checks and reports the runs that `atbptt-paper
+train` leaves.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
-import os
 import types
 import typing
-import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,43 +18,36 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from adaptive_tbptt.cli_errors import ERR, say_warning, sentences, set_debug
-from adaptive_tbptt.errors import TrainingError
+from adaptive_tbptt.cli_errors import errors_as_sentences, set_up
+from adaptive_tbptt.errors import TrainingError, unknown_name
 
 from .experiments.paper import EXPERIMENTS
-from .tasks import copy_task, language_task, point_task
-
-TASKS: dict[str, Any] = {
-    "copy": copy_task.CopyConfig,
-    "language": language_task.LanguageConfig,
-    "point-process": point_task.PointConfig,
-}
-
-
-MODULES: dict[str, Any] = {
-    "copy": copy_task,
-    "language": language_task,
-    "point-process": point_task,
-}
-
+from .tasks import TASKS
 
 EXAMPLES = {
-    "copy": "atbptt train copy --preset quick --delta 0.1 --out runs/mine",
-    "language": "atbptt train language --preset ptb-small --data FOLDER --delta 0.1",
-    "point-process": "atbptt train point-process --preset quick --data FOLDER --delta 0.1",
+    "copy": "atbptt-paper train copy --preset quick --delta 0.1 --out runs/mine",
+    "language": "atbptt-paper train language --preset ptb-small --data FOLDER --delta 0.1",
+    "point-process": "atbptt-paper train point-process --preset quick --data FOLDER --delta 0.1",
 }
 
 
 _out = Console()
 
 
+sentences = functools.partial(
+    errors_as_sentences,
+    interrupted="interrupted; train --resume, or the same reproduce, goes on from here",
+)
+
+
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    help="Truncated backpropagation through time with K chosen from a tolerated gradient bias.",
-    epilog="Examples: `atbptt train copy --preset quick --delta 0.1`, "
-    "`atbptt reproduce copy-fixed --preset quick --jobs 2`, `atbptt diagnose runs/copy-delta-0.1`",
+    help="The experiments of 'Adaptively truncating backpropagation through time to control "
+    "gradient bias': train, make the tables, check the findings.",
+    epilog="Examples: `atbptt-paper train copy --preset quick --delta 0.1`, "
+    "`atbptt-paper reproduce copy-fixed --preset quick --jobs 2`",
 )
 
 
@@ -66,11 +62,7 @@ def main(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
     """Set what holds for every command."""
-    # Torch reads it at its first tensor: large blocks, such as the logits of a window over a large
-    # vocabulary, then come in pages of 2 MiB, and asking for them anew costs less.
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    set_debug(debug)
-    warnings.showwarning = say_warning
+    set_up(debug)
 
 
 def _options(config: type) -> list[inspect.Parameter]:
@@ -92,12 +84,13 @@ def _options(config: type) -> list[inspect.Parameter]:
 
 
 def _add_train(task: str) -> None:
-    """Add `atbptt train TASK` with an option for every hyperparameter."""
-    known = ", ".join(MODULES[task].PRESETS)
-    default = next(iter(MODULES[task].PRESETS))
+    """Add `atbptt-paper train TASK` with an option for every hyperparameter."""
+    presets = TASKS[task].presets
 
     def command(
-        preset: Annotated[str, typer.Option(help="Where values not given come from.")] = default,
+        preset: Annotated[str, typer.Option(help="Where values not given come from.")] = next(
+            iter(presets)
+        ),
         out: Annotated[
             Path | None, typer.Option(help="Run folder; runs/TASK-SETTING by default.")
         ] = None,
@@ -107,7 +100,7 @@ def _add_train(task: str) -> None:
         device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
         **given: Any,
     ) -> None:
-        from adaptive_tbptt.distributed.ranks import present_ranks, process_group
+        from adaptive_tbptt.distributed import present_ranks, process_group
 
         from .config import preset_of
         from .experiments.report import SCORES, shown, write_report
@@ -117,7 +110,7 @@ def _add_train(task: str) -> None:
             raise ValueError(
                 "give exactly one of --delta (tolerated bias, K follows) and --k (fixed)"
             )
-        config = preset_of(MODULES[task].PRESETS, preset).changed(**given)
+        config = preset_of(presets, preset).changed(**given)
         setting = config.setting.replace("=", "-").lower()
         folder = out or Path("runs") / f"{task}-{setting}"
         with process_group(device) as own_device:
@@ -145,14 +138,14 @@ def _add_train(task: str) -> None:
         for p in own
         if p.kind is not inspect.Parameter.VAR_KEYWORD
     ]
-    signature = inspect.Signature([*plain, *_options(TASKS[task])])
+    signature = inspect.Signature([*plain, *_options(TASKS[task].config)])
     wrapped = sentences(command)
     wrapped.__signature__ = signature  # type: ignore[attr-defined]
     wrapped.__annotations__ = {}
     train_app.command(
         task,
         help=f"Train on the {task} task, adaptively (--delta) or with a fixed K (--k). Presets: "
-        f"{known}.",
+        f"{', '.join(presets)}.",
         epilog=f"Example: `{EXAMPLES[task]}`",
     )(wrapped)
 
@@ -161,7 +154,7 @@ for _task in TASKS:
     _add_train(_task)
 
 
-@app.command(epilog="Example: `atbptt reproduce copy-fixed --preset quick --jobs 2`")
+@app.command(epilog="Example: `atbptt-paper reproduce copy-fixed --preset quick --jobs 2`")
 @sentences
 def reproduce(
     name: Annotated[str, typer.Argument(help=f"Which table: {', '.join(EXPERIMENTS)}.")],
@@ -185,7 +178,6 @@ def reproduce(
     ] = False,
 ) -> None:
     """Run a whole table of the paper cell by cell; finished cells are not run again."""
-    from .config import nearest
     from .experiments.cells import read_cells
     from .experiments.paper import experiment
     from .experiments.plots import write_figures
@@ -202,7 +194,7 @@ def reproduce(
     if only:
         unknown = [name for name in only if name not in chosen.settings]
         if unknown:
-            raise nearest(unknown[0], chosen.settings, "setting")
+            raise unknown_name(unknown[0], chosen.settings, "setting")
         cells = [cell for cell in cells if cell.config.setting in only]
     suffix = "" if preset == "paper" else f"-{preset}"
     folder = out or Path("results") / f"{name}{suffix}"
@@ -225,7 +217,7 @@ def reproduce(
         raise TrainingError(f"{len(failed)} cells failed: {', '.join(failed)}")
 
 
-@app.command(epilog="Example: `atbptt findings copy-fixed`")
+@app.command(epilog="Example: `atbptt-paper findings copy-fixed`")
 @sentences
 def findings(
     name: Annotated[str, typer.Argument(help="Which table.")],
@@ -237,83 +229,19 @@ def findings(
     from .experiments.paper import experiment
     from .experiments.tables import refuse_foreign
 
-    chosen, cells = experiment(name), read_cells(results or Path("results") / name)
+    folder = results or Path("results") / name
+    chosen, cells = experiment(name), read_cells(folder)
+    if not cells:
+        raise ValueError(
+            f"no finished cells under {folder / 'cells'}: run this where results/ lies, such as in "
+            "paper/, or give --results"
+        )
     refuse_foreign(chosen, cells, chosen.presets)
     for finding in check_findings(chosen, cells):
         _out.print(str(finding), highlight=False, markup=False, soft_wrap=True)
 
 
-@app.command(
-    epilog="Examples: `atbptt diagnose runs/copy-delta-0.1`, `atbptt diagnose mine:factory`"
-)
-@sentences
-def diagnose(
-    target: Annotated[
-        str,
-        typer.Argument(
-            help="A run folder, or module:factory where factory() returns (model, loss_fn, stream)."
-        ),
-    ],
-    delta: Annotated[list[float] | None, typer.Option(help="Tolerances; may be repeated.")] = None,
-    window: Annotated[
-        int | None, typer.Option(help="Lags to measure; the run's own, or 100.")
-    ] = None,
-    samples: Annotated[int, typer.Option(help="Losses to sample, at least.")] = 256,
-    burn_in: Annotated[
-        int | None, typer.Option(help="Steps that warm up the state; the run's own, or 20.")
-    ] = None,
-    gauge: Annotated[
-        str | None,
-        typer.Option(help="paper, release, parameter or measured; the run's own, or paper."),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Where to save the figure.")] = Path("decay.png"),
-) -> None:
-    """Say which K each tolerance needs, and draw the decay curve."""
-    from adaptive_tbptt.diagnosis.model_diagnosis import diagnose as run_diagnosis
-
-    from .experiments.target import load_target
-
-    data, how = load_target(target, TASKS, window, burn_in, gauge)
-    report = run_diagnosis(*data, delta or (0.9, 0.5, 0.1), samples=samples, **how)
-    _out.print(str(report), highlight=False, markup=False, soft_wrap=True)
-    report.figure(out)
-    _out.print(f"\npicture: {out}", highlight=False)
-
-
-@app.command("check-bias", epilog="Example: `atbptt check-bias runs/copy-delta-0.1 --delta 0.1`")
-@sentences
-def check_bias(
-    run: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)],
-    delta: Annotated[float | None, typer.Option(help="What was asked; the run's own.")] = None,
-    k: Annotated[int | None, typer.Option(help="K to check; that of the best epoch.")] = None,
-    split: Annotated[str, typer.Option(help="Whose data: train, valid or test.")] = "train",
-    segments: Annotated[int, typer.Option(help="Random segments; more, more certain.")] = 32,
-    window: Annotated[int | None, typer.Option(help="Lags to compare with; the run's own.")] = None,
-) -> None:
-    """Measure what the relative bias at a run's K really is, beside what each gauge says."""
-    from .experiments.check import check_run
-    from .experiments.report import load_run
-
-    asked: dict[str, Any] = {"delta": delta, "k": k, "split": split}
-    found = check_run(load_run(run, TASKS), run, **asked, segments=segments, lags=window)
-    _out.print(str(found), highlight=False, markup=False, soft_wrap=True)
-
-
-@app.command(epilog="Example: `atbptt report runs/copy-delta-0.1 runs/copy-k-10`")
-@sentences
-def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.", show_default=False)],
-    out: Annotated[
-        Path | None, typer.Option(help="RUN/report.html by default; of several, report.html.")
-    ] = None,
-) -> None:
-    """Write one HTML file about one run or several: curves, decay, asked and achieved bias."""
-    from adaptive_tbptt.report.page import write_run_report
-
-    _out.print(f"report: {write_run_report(runs, out)}", highlight=False, soft_wrap=True)
-
-
-@app.command("find-lr", epilog="Example: `atbptt find-lr copy --preset quick`")
+@app.command("find-lr", epilog="Example: `atbptt-paper find-lr copy --preset quick`")
 @sentences
 def find_lr(
     task: Annotated[str, typer.Argument(help="copy, language or point-process.")],
@@ -329,12 +257,12 @@ def find_lr(
     ] = 2,
 ) -> None:
     """Choose the step size as the paper does: the largest power of ten that does not diverge."""
-    from .config import nearest, preset_of
+    from .config import preset_of
     from .experiments.find_lr import find_lr as search
 
     if task not in TASKS:
-        raise nearest(task, TASKS, "task")
-    presets = MODULES[task].PRESETS
+        raise unknown_name(task, TASKS, "task")
+    presets = TASKS[task].presets
     base = preset_of(presets, preset or next(iter(presets)))
     # Incomplete data will do: the losses are compared with each other, and none is published.
     partial = {"partial": True} if hasattr(base, "partial") else {}
@@ -350,58 +278,3 @@ def find_lr(
     if best is None:
         raise ValueError("every rate diverged; lower --lowest")
     _out.print(f"largest rate that does not diverge at K={config.k}: {best:g}", highlight=False)
-
-
-@app.command(epilog="Example: `atbptt bench --size copy --turns 10`")
-@sentences
-def bench(
-    size: Annotated[
-        list[str] | None, typer.Option(help="smoke, copy, ptb-small or ptb; may be repeated.")
-    ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="probe, gauges, training, adaptivity; may be repeated.")
-    ] = None,
-    sweeps: Annotated[
-        bool, typer.Option(help="Also the cost against R, K, T and hidden size, as a picture.")
-    ] = False,
-    turns: Annotated[int, typer.Option(help="Turns each contender takes.")] = 5,
-    threads: Annotated[int | None, typer.Option(help="Threads of torch.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for tables and picture; other sizes in it are kept.")
-    ] = None,
-) -> None:
-    """Time contenders side by side in one process; read the ratios, and only on a quiet machine."""
-    import torch
-    from benchmarks.bench import BENCHMARKS, SIZES
-    from benchmarks.bench_sweeps import SWEEPS, plot_sweeps
-    from benchmarks.bench_tables import as_markdown, machine, update_csv
-
-    from adaptive_tbptt._torch.number_formats import flushed_denormals
-
-    from .config import nearest
-
-    if turns < 1:
-        raise ValueError(f"turns must be at least 1, got {turns}")
-    names, kinds = size or ["copy", "ptb-small"], only or list(BENCHMARKS)
-    for given, known, what in ((names, SIZES, "size"), (kinds, BENCHMARKS, "benchmark")):
-        for name in given:
-            if name not in known:
-                raise nearest(name, known, what)
-    if threads is not None:
-        torch.set_num_threads(threads)
-    timings, points = [], []
-    with flushed_denormals():  # for all contenders alike
-        for name in names:
-            for kind in kinds:
-                ERR.print(f"{kind}, {name}")
-                timings += BENCHMARKS[kind](SIZES[name], turns)
-        for name, sweep in SWEEPS.items() if sweeps else ():
-            ERR.print(f"sweep of {name}")
-            points += sweep(turns, "smoke" in names)
-    _out.print(as_markdown(timings), highlight=False, markup=False, soft_wrap=True)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        everything = update_csv(timings, out / "bench.csv")
-        (out / "bench.md").write_text(f"{as_markdown(everything)}\n\n{machine()}\n")
-        if sweeps:
-            plot_sweeps(update_csv(points, out / "sweeps.csv"), out / "sweeps.png")

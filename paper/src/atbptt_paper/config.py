@@ -3,38 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from torch import nn
 
-from adaptive_tbptt.data.stream import SequenceStream
-from adaptive_tbptt.loop.clipping import Clip
-from adaptive_tbptt.loop.step_scale import Rule
-from adaptive_tbptt.model.recurrent import LossFn
-from adaptive_tbptt.truncate.bias_tolerance import BiasTolerance
-from adaptive_tbptt.truncate.controller import Controller
-from adaptive_tbptt.truncate.fixed import FixedTruncation
-from adaptive_tbptt.truncate.gauges import Gauge, PaperGauge, ReleaseGauge
-from adaptive_tbptt.truncate.parameter_gauges import MeasuredGauge, ParameterGauge
-from adaptive_tbptt.truncate.wrappers import RateLimited
-
-if TYPE_CHECKING:
-    from adaptive_tbptt.train.trainer import Trainer
-
-from adaptive_tbptt.train.files import read_toml
+from adaptive_tbptt import AdaptiveTBPTT, BiasTolerance, FixedTruncation, SequenceStream, Trainer
+from adaptive_tbptt.errors import unknown_name
+from adaptive_tbptt.loop import Clip
+from adaptive_tbptt.model import LossFn
+from adaptive_tbptt.train import read_toml
+from adaptive_tbptt.truncate import (
+    Controller,
+    Gauge,
+    MeasuredGauge,
+    PaperGauge,
+    RateLimited,
+    ReleaseGauge,
+    StateGauge,
+)
 
 GAUGES: dict[str, type[Gauge]] = {
     "paper": PaperGauge,
     "release": ReleaseGauge,
-    "parameter": ParameterGauge,
     "measured": MeasuredGauge,
 }
+RETIRED = ("parameter",)  # gauges of finished cells that can be read and no longer be trained with
 
 
 def option(default: Any, text: str) -> Any:
@@ -62,15 +60,15 @@ class TrainConfig(ABC):
     lr_decay: float = option(1.0, "factor on the learning rate after every epoch")
     weight_decay: float = option(0.0, "L2 penalty")
     clip: float = option(1.0, "gradient norm above which it is clipped, divided by K2; 0 is off")
-    losses: float = option(1.0, "losses per window (K2), as a multiple of K")
-    k2: int | None = option(None, "losses per window (K2) in steps, instead of --losses")
-    window: int = option(100, "lags that a probe measures (R)")
+    losses_per_k: float = option(1.0, "losses per window (K2), as a multiple of K")
+    losses: int | None = option(None, "losses per window (K2) in steps, instead of --losses-per-k")
+    lags: int = option(100, "lags that a probe measures (R)")
     k_init: int = option(15, "K until the first estimate (K_0)")
     k_min: int = option(2, "smallest K to choose")
     k_max: int = option(100, "largest K to choose")
     k_fall: float | None = option(None, "K falls by at most this factor from estimate to estimate")
-    gauge: str = option("release", "release, paper, parameter (a bound) or measured bias")
-    tau: float = option(0.9, "from which fraction of the window release and paper fit the decay")
+    gauge: str = option("release", "release or paper (bounds), or measured bias")
+    tau: float = option(0.9, "from which fraction of the lags release and paper fit the decay")
     estimates_per_epoch: float = option(1.0, "estimates of K per epoch (alpha)")
     burn_in: int = option(20, "steps that warm up the state before a probe")
     batch: int = option(64, "rows (S)")
@@ -80,26 +78,26 @@ class TrainConfig(ABC):
 
     def __post_init__(self) -> None:
         for name, value, allowed in (
-            ("gauge", self.gauge, tuple(GAUGES)),
+            ("gauge", self.gauge, (*GAUGES, *RETIRED)),
             ("optimizer", self.optimizer, ("sgd", "adadelta", "adam")),
             ("step_scale", self.step_scale, ("sqrt", "linear", "none")),
         ):
             if value not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
-        for name in ("epochs", "batch", "eval_chunk", "window", "hidden", "layers", "k2",
+        for name in ("epochs", "batch", "eval_chunk", "lags", "hidden", "layers", "losses",
                      "train_sequences"):  # fmt: skip
             count = getattr(self, name, None)
             if count is not None and count < 1:
                 raise ValueError(f"{name} must be at least 1, got {count}")
-        for name in ("lr", "lr_decay", "time_scale", "losses", "estimates_per_epoch"):
+        for name in ("lr", "lr_decay", "time_scale", "losses_per_k", "estimates_per_epoch"):
             if not getattr(self, name, 1.0) > 0.0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         if not 0.0 <= self.tau < 1.0:
-            raise ValueError(f"tau must be a fraction in [0, 1) of the window, got {self.tau}")
+            raise ValueError(f"tau must be a fraction in [0, 1) of the lags, got {self.tau}")
         for name in ("clip", "seed", "error_bar_every", "burn_in", "weight_decay", "momentum"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        if self.delta is not None or self.k is not None:
+        if (self.delta is not None or self.k is not None) and self.gauge not in RETIRED:
             self.controller()
 
     @abstractmethod
@@ -124,7 +122,7 @@ class TrainConfig(ABC):
         """Return `test_...` metrics of the present parameters."""
 
     @property
-    def rate_rule(self) -> Rule:
+    def rate_rule(self) -> Literal["sqrt", "linear", "none"]:
         """How the learning rate is scaled with K2."""
         rule: Any = "none" if self.plain_fixed and self.k is not None else self.step_scale
         return rule
@@ -140,7 +138,7 @@ class TrainConfig(ABC):
             delta=self.delta,
             k_min=self.k_min,
             k_max=self.k_max,
-            lags=self.window,
+            lags=self.lags,
             k_init=self.k_init,
             gauge=self.make_gauge(),
         )
@@ -148,24 +146,33 @@ class TrainConfig(ABC):
 
     def make_gauge(self) -> Gauge:
         """Return the gauge with its settings."""
+        if self.gauge in RETIRED:
+            raise ValueError(
+                f"gauge {self.gauge!r} was retired: it asked for k_max nearly everywhere. Its "
+                "finished cells can be read; train with 'measured' instead"
+            )
         kind = GAUGES[self.gauge]
         return kind(tau=self.tau) if kind in (PaperGauge, ReleaseGauge) else kind()
 
-    def measurement(self) -> dict[str, Any]:
-        """Return how the run measures, as arguments of `diagnose`."""
-        return {
-            "window": self.window,
-            "burn_in": self.burn_in,
-            "k_min": self.k_min,
-            "k_max": self.k_max,
-            "gauge": self.make_gauge(),
-            "seed": self.seed,
-        }
+    def state_gauge(self) -> StateGauge:
+        """Return the gauge that a diagnosis of the decay reads: the run's, or the release's."""
+        kind = GAUGES.get(self.gauge, ReleaseGauge)
+        return PaperGauge(tau=self.tau) if kind is PaperGauge else ReleaseGauge(tau=self.tau)
 
-    @property
-    def window_losses(self) -> int | float:
-        """K2, as `AdaptiveTBPTT` takes it: an int is a number of steps, a float a multiple of K."""
-        return self.losses if self.k2 is None else self.k2
+    def make_tbptt(self, model: nn.Module) -> AdaptiveTBPTT:
+        """Return the loop that trains `model` as this configuration says."""
+        steps: dict[str, Any] = {"losses_per_k": self.losses_per_k}
+        if self.losses is not None:
+            steps = {"losses": self.losses}
+        return AdaptiveTBPTT(
+            model,
+            self.loss_fn,
+            self.controller(),
+            **steps,
+            estimates_per_epoch=self.estimates_per_epoch,
+            burn_in=self.burn_in,
+            seed=self.seed,
+        )
 
     def make_clip(self) -> Clip | None:
         """Return the clipping of the release, or none."""
@@ -198,8 +205,8 @@ class TrainConfig(ABC):
 
     @classmethod
     def from_toml(cls, path: Path) -> Self:
-        """Read what `to_toml` wrote."""
-        values = read_toml(path)
+        """Read what `to_toml` wrote, today or before the settings were renamed."""
+        values = present_names(read_toml(path))
         values.pop("task", None)
         known = {f.name for f in dataclasses.fields(cls)}
         unknown = sorted(values.keys() - known)
@@ -219,6 +226,26 @@ class TrainConfig(ABC):
         ]
 
 
+def present_names(values: dict[str, Any]) -> dict[str, Any]:
+    """Rename the settings that older configurations and cells call otherwise.
+
+    `window` became `lags`. `losses` was the multiple of K that is `losses_per_k` now, and `k2` the
+    number of steps that is `losses` now. So the meaning of `losses` depends on when it was written:
+    a whole configuration has either a `window` or `lags`, and the old `losses` was a float.
+
+    >>> present_names({"window": 100, "losses": 1.0, "k2": 10})
+    {'lags': 100, 'losses_per_k': 1.0, 'losses': 10}
+    >>> present_names({"lags": 100, "losses": 10})
+    {'lags': 100, 'losses': 10}
+    """
+    if "lags" in values or "losses_per_k" in values:
+        return values
+    if "window" in values or "k2" in values or isinstance(values.get("losses"), float):
+        new = {"window": "lags", "losses": "losses_per_k", "k2": "losses"}
+        return {new.get(name, name): value for name, value in values.items()}
+    return values
+
+
 def _toml(value: Any) -> str:
     """Write a value as TOML, which is JSON but for numbers that are not finite."""
     if isinstance(value, float) and not math.isfinite(value):
@@ -229,12 +256,5 @@ def _toml(value: Any) -> str:
 def preset_of(presets: dict[str, Any], name: str) -> Any:
     """Return the configuration of that name."""
     if name not in presets:
-        raise nearest(name, presets, "preset")
+        raise unknown_name(name, presets, "preset")
     return presets[name]
-
-
-def nearest(name: str, known: Any, what: str) -> ValueError:
-    """Return an error for an unknown name that suggests the nearest known one."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.3)
-    hint = f"; did you mean {close[0]}?" if close else "."
-    return ValueError(f"unknown {what} {name!r}{hint} Known: {', '.join(known)}")

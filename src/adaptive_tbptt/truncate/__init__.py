@@ -3,7 +3,7 @@
 from .bias_tolerance import BiasTolerance
 from .controller import Controller, TruncationState
 from .fixed import FixedTruncation
-from .gauges import Gauge, MeasuredGauge, PaperGauge, ReleaseGauge
+from .gauges import Gauge, MeasuredGauge, PaperGauge, ReleaseGauge, StateGauge
 from .probe_budget import ProbeBudget
 from .smoothed import Smoothed
 from .wrappers import Bucketed, Limited, RateLimited
@@ -21,5 +21,6 @@ __all__ = [
     "RateLimited",
     "ReleaseGauge",
     "Smoothed",
+    "StateGauge",
     "TruncationState",
 ]

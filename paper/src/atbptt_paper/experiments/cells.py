@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from adaptive_tbptt.train.files import short, write_text
-from adaptive_tbptt.train.provenance import origin
+from adaptive_tbptt.train import origin, short_number, write_text
 
-from ..config import TrainConfig
+from ..config import TrainConfig, present_names
 from .run import RunResult
 
 
@@ -57,24 +56,24 @@ def summarise(cell: Cell, result: RunResult) -> dict[str, Any]:
         **{name: result.best[name] for name in scores},
         "seconds": history[-1]["seconds"],
         "updates": history[-1]["updates"],
-        "curves": {name: [short(row.get(name)) for row in history] for name in columns},
+        "curves": {name: [short_number(row.get(name)) for row in history] for name in columns},
         "repeats": [
             {
                 "epoch": row["epoch"],
-                **{k: [short(v) for v in vs] for k, vs in row["repeats"].items()},
+                **{k: [short_number(v) for v in vs] for k, vs in row["repeats"].items()},
             }
             for row in history
             if "repeats" in row
         ],
         "decay": {
-            "mean": [short(v) for v in norms.mean(axis=1)],
-            "draws": [[short(v) for v in column] for column in norms.T[:12]],
+            "mean": [short_number(v) for v in norms.mean(axis=1)],
+            "draws": [[short_number(v) for v in column] for column in norms.T[:12]],
             "beta": found.fit.beta,
             "tau": found.fit.tau,
             "last": found.fit.last,
             "component_beta": found.component_beta,
             "components": {
-                name: [short(v) for v in np.nan_to_num(part).mean(axis=1)]
+                name: [short_number(v) for v in np.nan_to_num(part).mean(axis=1)]
                 for name, part in found.profile.component_norms.items()
                 if found.norms is None  # beside norms of the parameters they would mislead
             },
@@ -119,6 +118,8 @@ def read_cell(path: Path) -> dict[str, Any]:
     wanted = ("setting", "init", "epochs", "curves")
     if not isinstance(cell, dict) or any(name not in cell for name in wanted):
         raise ValueError(f"{path} is not a finished cell: it lacks {', '.join(wanted)}")
+    if isinstance(cell.get("config"), dict):
+        cell["config"] = present_names(cell["config"])
     return cell
 
 

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from adaptive_tbptt.loop.adaptive import AdaptiveTBPTT
-from adaptive_tbptt.loop.step_scale import StepScale
+from adaptive_tbptt import StepScale
 
 from .run import make_optimizer
 
@@ -35,7 +34,7 @@ def try_rate(config: Any, lr: float, updates: int) -> Trial:
     stream, model = config.streams()["train"], config.model()
     optimizer = make_optimizer(config, model)
     scale, clip = StepScale(optimizer, config.rate_rule), config.make_clip()
-    tbptt = AdaptiveTBPTT(model, config.loss_fn, config.controller(), losses=config.window_losses)
+    tbptt = config.make_tbptt(model)
     losses: list[float] = []
     while len(losses) < updates:
         for window in tbptt.windows(stream):

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..config import GAUGES, nearest
+from adaptive_tbptt.errors import unknown_name
+
+from ..config import GAUGES
 from ..tasks import copy_task, language_task, point_task
 from .cells import Cell, grid
 
@@ -28,7 +30,7 @@ class Experiment:
     """A table of the paper.
 
     Attributes:
-        name: what `atbptt reproduce` calls it.
+        name: what `atbptt-paper reproduce` calls it.
         title: what it is.
         presets: configuration and number of initialisations of each budget.
         ks: fixed truncation lengths.
@@ -69,7 +71,7 @@ class Experiment:
     ) -> list[Cell]:
         """Return the cells of a budget."""
         if preset not in self.presets:
-            raise nearest(preset, self.presets, "preset")
+            raise unknown_name(preset, self.presets, "preset")
         base, rounds = self.presets[preset]
         if inits is not None and inits < 1:
             raise ValueError(f"inits must be at least 1, got {inits}")
@@ -173,7 +175,7 @@ def _gauges(k: int, delta: float, **others: dict[str, Any]) -> dict[str, dict[st
     whole: dict[str, dict[str, Any]] = {
         gauge: {"gauge": gauge, "delta": delta} for gauge in GAUGES
     } | {f"K={k}": {"k": k}, **others}
-    apart = {f"{name}, K2=10": {**v, "k2": 10} for name, v in whole.items() if v.get("k") != 10}
+    apart = {f"{name}, K2=10": {**v, "losses": 10} for name, v in whole.items() if v.get("k") != 10}
     return whole | apart
 
 
@@ -344,5 +346,5 @@ EXPERIMENTS: dict[str, Experiment] = {
 def experiment(name: str) -> Experiment:
     """Return a table by name."""
     if name not in EXPERIMENTS:
-        raise nearest(name, EXPERIMENTS, "experiment")
+        raise unknown_name(name, EXPERIMENTS, "experiment")
     return EXPERIMENTS[name]

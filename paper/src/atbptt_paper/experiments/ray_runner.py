@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from adaptive_tbptt.train.files import write_text
+from adaptive_tbptt.train import write_text
 
 from .cells import Cell, as_json
 from .runner import Say, train_cell, unfinished
@@ -36,8 +36,8 @@ def run_cells_on_ray(
 
     Each task takes one CPU and has a process of its own, so the numbers are those of `run_cells`.
     Results travel back through Ray and are written here as they arrive: no shared disk is needed.
-    What the machines of the cluster must have is this package, in the same version, and the data:
-    the paths that the cells name are made absolute and must exist on every machine.
+    The machines of the cluster need this package and the library, in the same versions, and the
+    data: the paths that the cells name are made absolute and must exist on every machine.
 
     A task trains in a folder below the temporary folder of its machine, named after `work`. When
     its process is killed, Ray runs the cell again, and where that happens on the same machine, it
@@ -78,7 +78,9 @@ def _import_ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise ImportError("Ray is not installed: pip install 'adaptive-tbptt[ray]'") from error
+        raise ImportError(
+            "Ray is not installed: pip install 'adaptive-tbptt-paper[ray]'"
+        ) from error
     return ray
 
 

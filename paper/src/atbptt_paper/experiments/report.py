@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from adaptive_tbptt.diagnosis.palette import BLUE, ORANGE, VERMILION
-from adaptive_tbptt.train.files import read_toml, write_text
+from adaptive_tbptt.train import write_text
 
 from ..config import TrainConfig
+from .palette import BLUE, ORANGE, VERMILION
 from .run import RunResult
 
 SCORES = {"ppl": "perplexity", "nll": "negative log-likelihood"}
@@ -92,14 +91,3 @@ def run_figure(config: TrainConfig, history: list[dict[str, Any]]) -> Figure:
     if config.delta is not None:
         bottom.legend(fontsize="small")
     return figure
-
-
-def load_run(folder: Path, tasks: dict[str, Any]) -> Any:
-    """Return the configuration of a run folder."""
-    path = folder / "config.toml"
-    if not path.exists():
-        raise ValueError(f"{folder} is not a run folder: it has no config.toml")
-    name = read_toml(path).get("task")
-    if name not in tasks:
-        raise ValueError(f"{path} names no known task: {name!r}")
-    return tasks[name].from_toml(path)

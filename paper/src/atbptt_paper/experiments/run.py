@@ -12,17 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from adaptive_tbptt.data.stream import SequenceStream
-from adaptive_tbptt.diagnosis.model_diagnosis import Diagnosis, diagnose
-from adaptive_tbptt.distributed.ranks import present_ranks
-from adaptive_tbptt.errors import TrainingError
-from adaptive_tbptt.estimate.truncation import choose_truncation
-from adaptive_tbptt.loop.adaptive import AdaptiveTBPTT
-from adaptive_tbptt.measure.lag_probe import probe_segment
-from adaptive_tbptt.measure.sampling import draw_segment
-from adaptive_tbptt.train.files import read_rows, write_text
-from adaptive_tbptt.train.run_folder import RunFolder
-from adaptive_tbptt.train.trainer import FitResult, Trainer
+from adaptive_tbptt import SequenceStream, Trainer, choose_truncation
+from adaptive_tbptt.diagnosis import DecayDiagnosis, Sampling, diagnose_decay
+from adaptive_tbptt.distributed import present_ranks
+from adaptive_tbptt.measure import Source
+from adaptive_tbptt.train import FitResult, RunFolder, TrainingError, read_rows, write_text
 
 from ..config import TrainConfig
 
@@ -38,7 +32,7 @@ class RunResult:
     """
 
     fit: FitResult
-    diagnosis: Diagnosis
+    diagnosis: DecayDiagnosis
     folder: Path
 
     @property
@@ -84,10 +78,10 @@ def train_run(
     # Before anything is written: data may be missing, the device too.
     streams = config.streams()
     model = config.model().to(device)
-    if len(streams["valid"]) < config.burn_in + config.window:
+    if len(streams["valid"]) < config.burn_in + config.lags:
         raise ValueError(
             f"validation rows of {len(streams['valid'])} steps are too short for a probe of "
-            f"{config.burn_in} + {config.window}"
+            f"{config.burn_in} + {config.lags}"
         )
     ranks = present_ranks()
     if ranks.leads:
@@ -98,16 +92,7 @@ def train_run(
     scheduler = None
     if config.lr_decay != 1.0:
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, config.lr_decay)
-    tbptt = AdaptiveTBPTT(
-        model,
-        config.loss_fn,
-        config.controller(),
-        losses=config.k2,
-        losses_per_k=config.losses if config.k2 is None else None,
-        estimates_per_epoch=config.estimates_per_epoch,
-        burn_in=config.burn_in,
-        seed=config.seed,
-    )
+    tbptt = config.make_tbptt(model)
     trainer = Trainer(
         tbptt,
         optimizer,
@@ -125,12 +110,14 @@ def train_run(
     )
     fit = trainer.fit(streams["train"], streams["valid"], epochs=config.epochs, resume=resume)
     trainer.load_best()
-    diagnosis = diagnose(
+    diagnosis = diagnose_decay(
         model,
         config.loss_fn,
         streams["valid"],
-        samples=256,
-        **config.measurement(),
+        lags=config.lags,
+        k_range=(config.k_min, config.k_max),
+        gauge=config.state_gauge(),
+        sampling=Sampling(samples=256, burn_in=config.burn_in, seed=config.seed),
     )
     return RunResult(fit, diagnosis, folder)
 
@@ -177,22 +164,16 @@ def _error_bars(
         return
     gauge, tbptt = config.make_gauge(), trainer.tbptt
     assert tbptt.k is not None
-    generator = torch.Generator().manual_seed(1_000_003 * (config.seed + 1) + metrics["epoch"])
-    ks, biases, betas = [], [], []
+    seed = 1_000_003 * (config.seed + 1) + metrics["epoch"]
+    source = Source(tbptt.objective, train, config.burn_in, torch.Generator().manual_seed(seed))
+    request = gauge.request(config.lags, (config.k_min, config.k_max), config.losses, 0)
+    ks, biases, betas, plan = [], [], [], None
     for _ in range(config.error_bar_repeats):
-        segment = draw_segment(train, config.burn_in + config.window, tbptt.count_losses, generator)
-        profile = probe_segment(
-            tbptt.recurrent,
-            trainer.loss_fn,
-            segment,
-            burn_in=config.burn_in,
-            sketch=gauge.sketch,
-            count_losses=tbptt.count_losses,
-        )
-        bias = gauge.bias(profile)
+        evidence, plan = request.measure(source, plan)
+        bias = gauge.bias(evidence)
         bound = bias.relative_at(tbptt.k)
         biases.append(bound if math.isfinite(bound) else None)
-        betas.append(bias.fit.beta)
+        betas.append(bias.beta)
         if config.delta is not None:
             choice = choose_truncation(
                 bias, delta=config.delta, k_min=config.k_min, k_max=config.k_max

@@ -14,7 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..config import nearest
+from adaptive_tbptt.errors import unknown_name
+
 from .cells import Cell, fingerprint, read_cell, summarise, write_json
 from .run import train_run
 
@@ -29,7 +30,7 @@ def choose_executor(
 ) -> Callable[..., list[str]]:
     """Return `run_cells`, or its twin on a Ray cluster, with the options that are its own."""
     if name not in EXECUTORS:
-        raise nearest(name, EXECUTORS, "executor")
+        raise unknown_name(name, EXECUTORS, "executor")
     if name == "local":
         if address is not None:
             raise ValueError("--address is that of a Ray cluster: add --executor ray")

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from adaptive_tbptt.train.files import write_text
+from adaptive_tbptt.train import write_text
 
 from .cells import deviation, fingerprint, score_of
 from .paper import Experiment
@@ -62,7 +62,7 @@ def command_of(experiment: Experiment, preset: str, cells: list[dict[str, Any]])
             )
     refuse_foreign(experiment, cells, [preset])
     base, _ = experiment.presets[preset]
-    command = f"atbptt reproduce {experiment.name} --preset {preset}"
+    command = f"atbptt-paper reproduce {experiment.name} --preset {preset}"
     command += f" --inits {len({cell['init'] for cell in cells})}"
     if configs and configs[0].get("data") is not None:
         command += " --data FOLDER"

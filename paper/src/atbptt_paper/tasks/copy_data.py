@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from adaptive_tbptt.data.stream import SequenceStream
+from adaptive_tbptt import SequenceStream
 
 Layout = Literal["paper", "released"]
 

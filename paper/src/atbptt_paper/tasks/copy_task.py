@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from adaptive_tbptt.data.stream import SequenceStream
+from adaptive_tbptt import SequenceStream
 
 from ..config import option
 from .copy_data import copy_stream, copy_symbols, read_arrays
@@ -43,9 +43,9 @@ class CopyConfig(PerplexityConfig):
             raise ValueError(f"m_min must be in [1, {self.m}], got {self.m_min}")
         if self.layout not in ("released", "paper"):
             raise ValueError(f"layout must be released or paper, got {self.layout!r}")
-        if self.delta is not None and self.train_steps < self.burn_in + self.window:
+        if self.delta is not None and self.train_steps < self.burn_in + self.lags:
             raise ValueError(
-                f"a probe of {self.burn_in} + {self.window} steps does not fit into rows of "
+                f"a probe of {self.burn_in} + {self.lags} steps does not fit into rows of "
                 f"{self.train_steps}"
             )
 
@@ -88,7 +88,7 @@ class CopyConfig(PerplexityConfig):
         return model
 
 
-# The authors' release: tau at 0.8 of the window, weight decay 1e-5, clipping at 1 / K2.
+# The authors' release: tau at 0.8 of the lags, weight decay 1e-5, clipping at 1 / K2.
 _PAPER = CopyConfig(tau=0.8, weight_decay=1e-5)
 
 

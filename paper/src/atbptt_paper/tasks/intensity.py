@@ -11,8 +11,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from adaptive_tbptt._torch.number_formats import wide
-
 _CAP = 30.0  # exp(30) is 1e13, beyond any honest Lambda; times 1e25 it still fits into float32
 
 
@@ -61,8 +59,9 @@ def expected_gap(a: Tensor, w: Tensor, *, nodes: int = 60) -> Tensor:
         w: slope of the log intensity, broadcast against `a`.
         nodes: quadrature nodes on each side of the middle.
     """
-    a, w = torch.broadcast_tensors(wide(a), wide(w))
-    weights, left = _tanh_sinh(nodes, a.device)  # left = 1 - p, exact close to 0
+    # On the CPU, since not every device has float64.
+    a, w = torch.broadcast_tensors(a.cpu().double(), w.cpu().double())
+    weights, left = _tanh_sinh(nodes)  # left = 1 - p, exact close to 0
     rate = torch.exp(a)[..., None]
     slope = (w / torch.exp(a))[..., None]
     # Probability that no event comes; 0 unless w < 0.
@@ -80,10 +79,10 @@ def expected_gap(a: Tensor, w: Tensor, *, nodes: int = 60) -> Tensor:
     return (weights * gap).sum(dim=-1)
 
 
-def _tanh_sinh(nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _tanh_sinh(nodes: int) -> tuple[Tensor, Tensor]:
     """Weights on (0, 1) and the distance of each node from 1."""
     step = 4.0 / nodes
-    t = step * torch.arange(-nodes, nodes + 1, dtype=torch.float64, device=device)
+    t = step * torch.arange(-nodes, nodes + 1, dtype=torch.float64)
     arm = torch.pi / 2 * torch.sinh(t)
     left = 1.0 / (1.0 + torch.exp(2.0 * arm))
     weights = step * torch.pi / 4 * torch.cosh(t) / torch.cosh(arm) ** 2

@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from adaptive_tbptt.data.stream import SequenceStream
+from adaptive_tbptt import SequenceStream
+from adaptive_tbptt.errors import unknown_name
 
-from ..config import nearest, option
+from ..config import option
 from .corpus import SOURCES, Corpus, read_corpus
 from .perplexity import PerplexityConfig
 from .sequence_model import recurrent_layer, release_init, seeded
@@ -99,7 +100,7 @@ class LanguageConfig(PerplexityConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.dataset != "text" and self.dataset not in SOURCES:
-            raise nearest(self.dataset, ("text", *SOURCES), "dataset")
+            raise unknown_name(self.dataset, ("text", *SOURCES), "dataset")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
 

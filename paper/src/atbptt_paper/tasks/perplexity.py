@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from adaptive_tbptt.data.stream import SequenceStream
-from adaptive_tbptt.model.recurrent import LossFn
-from adaptive_tbptt.train.trainer import Trainer
+from adaptive_tbptt import SequenceStream, Trainer
+from adaptive_tbptt.model import LossFn
 
 from ..config import TrainConfig
 from .sequence_model import perplexity, symbol_loss

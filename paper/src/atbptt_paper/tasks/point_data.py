@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from adaptive_tbptt.data.stream import SequenceStream
+from adaptive_tbptt import SequenceStream
 
 
 class Sequence(NamedTuple):

@@ -11,12 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adaptive_tbptt._torch.number_formats import wide
-from adaptive_tbptt._torch.preserve_model import preserve
-from adaptive_tbptt.data.nest import State, detach
-from adaptive_tbptt.data.stream import SequenceStream
-from adaptive_tbptt.model.pieces import run
-from adaptive_tbptt.model.recurrent import Recurrent, as_recurrent
+from adaptive_tbptt import SequenceStream, evaluate
+from adaptive_tbptt.model import LossFn, Recurrent
 
 from ..config import TrainConfig, option
 from .intensity import expected_gap, time_nll
@@ -68,17 +64,31 @@ class PointModel(nn.Module):
         return self.head(features), state
 
 
-def point_nll(forecast: Forecast, targets: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the two terms of the negative log-likelihood, of type and of time; means."""
-    of_type = F.cross_entropy(forecast.logits.flatten(0, -2), targets["type"].flatten())
+def type_nll(forecast: Forecast, targets: dict[str, Tensor]) -> Tensor:
+    """Negative log-likelihood of the next event's type, the mean over time and batch."""
+    return F.cross_entropy(forecast.logits.flatten(0, -2), targets["type"].flatten())
+
+
+def gap_nll(forecast: Forecast, targets: dict[str, Tensor]) -> Tensor:
+    """Negative log-likelihood of the time until the next event, the mean over time and batch."""
     gap = targets["gap"].to(forecast.a.dtype)
-    return of_type, time_nll(forecast.a, forecast.w, gap).mean()
+    return time_nll(forecast.a, forecast.w, gap).mean()
 
 
 def point_loss(forecast: Forecast, targets: dict[str, Tensor]) -> Tensor:
     """Negative log-likelihood per event."""
-    of_type, of_time = point_nll(forecast, targets)
-    return of_type + of_time
+    return type_nll(forecast, targets) + gap_nll(forecast, targets)
+
+
+def type_error(forecast: Forecast, targets: dict[str, Tensor]) -> Tensor:
+    """Fraction of events whose type is not the likeliest one."""
+    return (forecast.logits.argmax(-1) != targets["type"]).cpu().double().mean()
+
+
+def squared_gap_error(forecast: Forecast, targets: dict[str, Tensor]) -> Tensor:
+    """Mean squared error of the expected time until the next event."""
+    error = expected_gap(forecast.a, forecast.w) - targets["gap"].cpu().double()
+    return error.square().mean()
 
 
 def point_metrics(
@@ -86,39 +96,24 @@ def point_metrics(
 ) -> dict[str, float]:
     """Return NLL with its two terms, RMSE of the expected time, and 0-1 loss of the type.
 
+    Each is a mean over events, so each is evaluated as a loss is, in a pass of its own.
+
     Args:
         model: a `PointModel`.
-        stream: the split; read from its start and rewound.
+        stream: the split.
         chunk: steps evaluated at a time.
     """
-    recurrent = as_recurrent(model)
-    sums = torch.zeros(4, dtype=torch.float64)
-    count = 0
-    state: State = None
-    stream.rewind()
-    with preserve(recurrent.module, train=False), torch.no_grad():
-        while stream.available(stream.cursor + 1) > stream.cursor:
-            segment = stream.read(chunk)
-            for piece in run(recurrent, segment, state):
-                part = segment.between(piece.start, piece.stop)
-                targets = recurrent.place(part.targets)
-                forecast = recurrent.head(piece.features)
-                events = part.steps * part.rows
-                of_type, of_time = point_nll(forecast, targets)
-                wrong = (forecast.logits.argmax(-1) != targets["type"]).sum()
-                error = expected_gap(forecast.a, forecast.w) - wide(targets["gap"])
-                batch = [of_type * events, of_time * events, wrong, error.square().sum()]
-                sums += torch.stack([x.cpu().double() for x in batch])
-                count += events
-                state = detach(piece.state)
-    stream.rewind()
-    type_part, time_part, errors, squares = (sums / count).tolist()
+
+    def mean(loss: LossFn) -> float:
+        return evaluate(model, loss, stream, chunk=chunk)
+
+    of_type, of_time = mean(type_nll), mean(gap_nll)
     return {
-        "nll": type_part + time_part,
-        "type_nll": type_part,
-        "time_nll": time_part,
-        "rmse": math.sqrt(squares),
-        "zero_one": errors,
+        "nll": of_type + of_time,
+        "type_nll": of_type,
+        "time_nll": of_time,
+        "rmse": math.sqrt(mean(squared_gap_error)),
+        "zero_one": mean(type_error),
     }
 
 

@@ -1,0 +1,137 @@
+"""The command line of the library, for your own models and run folders: `atbptt`.
+
+It needs the extra `cli`. The paper's experiments have a command of their own, `atbptt-paper`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from . import defaults
+from .cli_errors import errors_as_sentences, set_up
+
+__all__ = ["app"]
+
+_out = Console()
+
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="Which truncation length does a recurrent model need, and was the promised bias kept?",
+    epilog="Examples: `atbptt diagnose mymodule:factory`, `atbptt check-bias runs/copy-delta-0.1`, "
+    "`atbptt report runs/copy-delta-0.1`",
+)
+
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        help="module:factory, where factory() returns (model, loss_fn, stream), or a run folder.",
+        show_default=False,
+    ),
+]
+
+
+@app.callback()
+def main(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Set what holds for every command."""
+    set_up(debug)
+
+
+@app.command(
+    epilog="Examples: `atbptt diagnose mymodule:factory`, `atbptt diagnose runs/copy-delta-0.1`"
+)
+@errors_as_sentences
+def diagnose(
+    target: Target,
+    losses: Annotated[
+        int | None, typer.Option(help="Losses per window of your loop; the run's own, or 35.")
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Bias that you tolerate; the run's own, or 0.1.")
+    ] = None,
+    lags: Annotated[
+        int | None, typer.Option(help="Longest context to compare with; 256 where data allow.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="What it may take.")] = defaults.SECONDS,
+    segments: Annotated[
+        int | None, typer.Option(help="Windows to backpropagate, instead of --seconds.")
+    ] = None,
+    bound: Annotated[bool, typer.Option("--bound", help="Also give the paper's bound.")] = False,
+    out: Annotated[Path, typer.Option(help="Where to save the figure.")] = Path("bias.png"),
+) -> None:
+    """Say how much of the gradient a loop misses, and what more context would cost."""
+    from .diagnosis import Sampling
+    from .diagnosis import diagnose as run_diagnosis
+    from .run_targets import open_target
+
+    found = open_target(target).changed(losses=losses, delta=delta)
+    report = run_diagnosis(
+        found.model,
+        found.loss_fn,
+        found.stream("valid"),
+        defaults.LOSSES
+        if found.losses is None and not found.k
+        else found.losses_per_window(found.k or 0),
+        delta=defaults.DELTA if found.delta is None else found.delta,
+        lags=lags,
+        seconds=seconds,
+        segments=segments,
+        bound=bound,
+        sampling=Sampling(burn_in=found.burn_in, level=defaults.LEVEL, seed=found.seed),
+    )
+    _out.print(str(report), highlight=False, markup=False, soft_wrap=True)
+    report.figure(out)
+    _out.print(f"\npicture: {out}", highlight=False)
+
+
+@app.command(
+    "check-bias",
+    epilog="Examples: `atbptt check-bias runs/copy-delta-0.1`, "
+    "`atbptt check-bias mymodule:factory --k 20 --delta 0.1`",
+)
+@errors_as_sentences
+def check_bias(
+    target: Target,
+    delta: Annotated[
+        float | None, typer.Option(help="Relative bias that was asked for; the run's own.")
+    ] = None,
+    k: Annotated[int | None, typer.Option(help="K to check; that of the run's best epoch.")] = None,
+    losses: Annotated[
+        int | None, typer.Option(help="Losses per training window (K2); the run's own, or K.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="Data of a run: train, valid or test.")] = "train",
+    segments: Annotated[int, typer.Option(help="Random segments; more, more certain.")] = 64,
+    lags: Annotated[
+        int | None, typer.Option(help="Lags to compare with; the run's own, or 100.")
+    ] = None,
+) -> None:
+    """Measure what the relative bias at K really is, beside what each gauge says."""
+    from .cli_check import check_target
+    from .run_targets import open_target
+
+    found = open_target(target).changed(delta=delta, k=k, losses=losses, lags=lags)
+    check = check_target(found, split=split, segments=segments)
+    _out.print(str(check), highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command(epilog="Example: `atbptt report runs/copy-delta-0.1 runs/copy-k-10`")
+@errors_as_sentences
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option(help="RUN/report.html by default; of several, report.html.")
+    ] = None,
+) -> None:
+    """Write one HTML file about one run or several: curves, decay, asked and achieved bias."""
+    from .report import write_run_report
+
+    _out.print(f"report: {write_run_report(runs, out)}", highlight=False, soft_wrap=True)
