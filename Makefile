@@ -27,6 +27,7 @@ test: $(READY)  ## format, lint, types, tests, doctests, examples, documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 docs: $(READY)  ## build the documentation into site/; nothing is fetched from the network
