@@ -80,10 +80,10 @@ def main() -> None:
         if step % 100 == 0 or step == options.steps - 1:
             print(f"step {step:4d}  perplexity {loss.exp().item():.3f}", flush=True)
 
-    report = at.diagnose(model, loss_fn, stream, lags=100, samples=256)
+    report = at.diagnose(model, loss_fn, stream, losses=MEMORY, lags=100)
     print(f"\n{report}\n")
-    report.figure(options.out / "decay.png")
-    print(f"decay curve: {options.out / 'decay.png'}")
+    report.figure(options.out / "bias.png")
+    print(f"bias against context and cost: {options.out / 'bias.png'}")
 
 
 if __name__ == "__main__":

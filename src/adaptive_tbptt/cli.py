@@ -86,7 +86,7 @@ def diagnose(
         seconds=seconds,
         segments=segments,
         bound=bound,
-        sampling=Sampling(burn_in=found.burn_in, level=defaults.LEVEL, seed=found.seed),
+        sampling=Sampling(burn_in=found.burn_in, seed=found.seed),
     )
     _out.print(str(report), highlight=False, markup=False, soft_wrap=True)
     report.figure(out)
@@ -109,7 +109,9 @@ def check_bias(
         int | None, typer.Option(help="Losses per training window (K2); the run's own, or K.")
     ] = None,
     split: Annotated[str, typer.Option(help="Data of a run: train, valid or test.")] = "train",
-    segments: Annotated[int, typer.Option(help="Random segments; more, more certain.")] = 64,
+    segments: Annotated[
+        int, typer.Option(help="Random segments; more, more certain.")
+    ] = defaults.CHECK_SEGMENTS,
     lags: Annotated[
         int | None, typer.Option(help="Lags to compare with; the run's own, or 100.")
     ] = None,

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from . import defaults
 from .diagnosis import BiasCheck, Sampling, check_bias
 from .estimate import TruncationDecision, choose_truncation
 from .measure import LagRequest
@@ -71,7 +72,9 @@ class TargetCheck:
         }
 
 
-def check_target(target: RunTarget, *, split: str = "train", segments: int = 64) -> TargetCheck:
+def check_target(
+    target: RunTarget, *, split: str = "train", segments: int = defaults.CHECK_SEGMENTS
+) -> TargetCheck:
     """Measure the bias at the target's K on segments of its data that are drawn anew.
 
     Args:

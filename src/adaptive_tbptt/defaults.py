@@ -20,5 +20,11 @@ K_MIN, K_MAX, PROBE_LAGS = 1, 100, 100
 LEVEL = 0.9
 """Coverage of intervals."""
 
+SAMPLES = 64
+"""Losses that a diagnosis of the decay probes, at least: one batch of the paper's copy task."""
+
+CHECK_SEGMENTS = 64
+"""Windows of every row that `check_bias` backpropagates."""
+
 SECONDS = 30.0
 """What `diagnose` may take, unless told otherwise."""

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from adaptive_tbptt.estimate.unbiased_norms import (
+    SquaredMeans,
     chance,
     groups_needed,
-    jackknife_error,
+    ratio_limits,
     squared_means,
     student_quantile,
 )
@@ -52,10 +53,34 @@ def test_one_group_alone_tells_nothing():
     assert np.isfinite(found.without_group).all()
 
 
-def test_the_jackknife_error_of_a_mean_is_its_standard_error():
+def means_of(x):
+    """Plain means with one number left out in turn: the jackknife of a mean is its error."""
+    return SquaredMeans(x.mean(axis=-1), (x.sum(axis=-1, keepdims=True) - x) / (x.shape[-1] - 1))
+
+
+def test_limits_of_a_ratio_are_where_the_difference_is_as_large_as_its_error():
+    rng = np.random.default_rng(0)
+    above, below = 1 + rng.standard_normal((3, 40)), 2 + rng.standard_normal(40)
+    for limit in ratio_limits(means_of(above), means_of(below), 1.7):
+        for r, row in zip(limit, above, strict=True):
+            rest = row - r * below
+            assert abs(rest.mean()) == pytest.approx(1.7 * rest.std(ddof=1) / np.sqrt(40), rel=1e-9)
+
+
+def test_a_ratio_to_what_is_known_exactly_has_the_error_of_its_numerator():
+    above = np.random.default_rng(0).standard_normal(40)
+    low, high = ratio_limits(means_of(above), means_of(np.full(40, 2.0)), 1.7)
+    error = above.std(ddof=1) / np.sqrt(40)
+    assert low == pytest.approx((above.mean() - 1.7 * error) / 2, rel=1e-9)
+    assert high == pytest.approx((above.mean() + 1.7 * error) / 2, rel=1e-9)
+
+
+def test_a_ratio_to_what_may_be_zero_has_no_limits():
     x = np.random.default_rng(0).standard_normal(40)
-    without = (x.sum() - x) / 39
-    assert jackknife_error(without) == pytest.approx(x.std(ddof=1) / np.sqrt(40), rel=1e-12)
+    noise = x - x.mean() + 0.2  # 1.3 standard errors from zero
+    assert ratio_limits(means_of(x), means_of(noise), 1.7) is None
+    assert ratio_limits(means_of(x), means_of(noise), 1.0) is not None
+    assert ratio_limits(means_of(x), means_of(-noise), 1.0) is None  # a square is not negative
 
 
 @pytest.mark.parametrize(("level", "nu", "expected"), [(0.95, 7, 1.8946), (0.975, 15, 2.1314)])

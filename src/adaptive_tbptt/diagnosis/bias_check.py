@@ -10,6 +10,7 @@ from typing import Literal
 
 from torch import nn
 
+from .. import defaults
 from ..data.nest import Nest
 from ..data.stream import Stream
 from ..estimate.level_bias import LevelCurve, level_bias
@@ -70,10 +71,10 @@ def check_bias(
     k: int | Sequence[int],
     *,
     losses: int = 1,
-    lags: int = 100,
-    segments: int = 64,
-    burn_in: int = 20,
-    level: float = 0.9,
+    lags: int = defaults.PROBE_LAGS,
+    segments: int = defaults.CHECK_SEGMENTS,
+    burn_in: int = defaults.BURN_IN,
+    level: float = defaults.LEVEL,
     count_losses: CountLosses | None = None,
     seed: int = 0,
 ) -> list[BiasCheck]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
+from .. import defaults
 from ..data.nest import Nest
 from ..data.stream import Stream
 from ..estimate.bias import BiasCurve
@@ -142,7 +143,7 @@ def diagnose_decay(
     data: Stream | tuple[Nest, Nest],
     deltas: float | Sequence[float] = (0.9, 0.5, 0.1),
     *,
-    lags: int = 100,
+    lags: int = defaults.PROBE_LAGS,
     k_range: tuple[int, int | None] = (1, None),
     gauge: StateGauge | None = None,
     sampling: Sampling | None = None,

@@ -171,7 +171,7 @@ def diagnose(
     (0, True)
     """
     began = time.monotonic()
-    how = sampling or Sampling(level=defaults.LEVEL)
+    how = sampling or Sampling()
     objective = Objective.of(model, loss_fn, count_losses)
     stream = as_stream(data, objective.recurrent)
     if losses < 1:
@@ -194,11 +194,10 @@ def diagnose(
         profile, _ = LagRequest(lags, math.ceil(how.samples / stream.rows)).measure(source)
         paper = PaperGauge().bias(profile)
         bounds = [paper.relative_at(c) for c in contexts]
+    columns = zip(contexts, curve.estimate, curve.low, curve.high, costs, bounds, strict=True)
     rows = tuple(
-        Row(losses, c, *(float(v) for v in values), b)
-        for c, *values, b in zip(
-            contexts, curve.estimate, curve.low, curve.high, costs, bounds, strict=True
-        )
+        Row(losses, context, float(bias), float(low), float(high), float(cost), limit)
+        for context, bias, low, high, cost, limit in columns
     )[:-1]  # the longest context is what the others are compared with
     return Diagnosis(
         rows=rows,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .. import defaults
 from ..data.nest import Nest
 from ..data.stream import SequenceStream, Stream
 from ..measure.sampling import Source
@@ -25,10 +26,10 @@ class Sampling:
         seed: of the segments, of the dropout on each, and of any resampling.
     """
 
-    samples: int = 64
-    burn_in: int = 20
+    samples: int = defaults.SAMPLES
+    burn_in: int = defaults.BURN_IN
     train: bool | None = None
-    level: float = 0.95
+    level: float = defaults.LEVEL
     seed: int = 0
 
     def source(self, objective: Objective, stream: Stream) -> Source:

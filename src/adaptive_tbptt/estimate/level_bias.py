@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from .level_sums import LevelSums
 from .truncation import Limits, Outcome
-from .unbiased_norms import chance, jackknife_error, squared_means, student_quantile
+from .unbiased_norms import chance, ratio_limits, squared_means, student_quantile
 
 Array = NDArray[np.float64]
 
@@ -165,8 +165,8 @@ def level_bias(sums: LevelSums, level: float = 0.9) -> LevelCurve:
 
     Args:
         sums: gradients by level, of at least two groups.
-        level: coverage of the intervals: a jackknife over the groups of b squared, with Student's
-            quantile, then the root.
+        level: coverage of the intervals: Fieller's limits of b squared from a jackknife over the
+            groups, with Student's quantile, then the root.
     """
     if not 0.0 < level < 1.0:
         raise ValueError(f"level must be in (0, 1), got {level}")
@@ -178,17 +178,14 @@ def level_bias(sums: LevelSums, level: float = 0.9) -> LevelCurve:
     gram = whole @ whole.T
     square, luck = squared_means(gram, counts), chance(gram)
     norm = math.sqrt(max(float(square.value), 0.0))
-    hidden = luck > (1 - level) / 2 or float(square.without_group.min()) <= 0.0
     levels = len(sums.contexts)
     estimate, low, high = np.full(levels, np.nan), np.zeros(levels), np.full(levels, np.inf)
     tail, beta = math.inf, math.nan
-    if not hidden:
-        cut = squared_means(_grams(missing), counts)
-        ratio = cut.value / square.value
-        error = jackknife_error(cut.without_group / square.without_group)
-        margin = student_quantile((1 + level) / 2, sums.groups) * error
+    cut = squared_means(_grams(missing), counts)
+    limits = ratio_limits(cut, square, student_quantile((1 + level) / 2, sums.groups))
+    if limits is not None and luck <= (1 - level) / 2:  # else noise hides the gradient
         estimate, low, high = (
-            np.sqrt(np.maximum(r, 0.0)) for r in (ratio, ratio - margin, ratio + margin)
+            np.sqrt(np.maximum(r, 0.0)) for r in (cut.value / square.value, *limits)
         )
         tail, beta = _beyond(sums, norm, level)
     return LevelCurve(

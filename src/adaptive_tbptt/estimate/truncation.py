@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from .. import defaults
+
 
 class Outcome(Enum):
     """Why a truncation length was chosen; the value is the reason in words.
@@ -48,8 +50,8 @@ class Limits:
     """
 
     delta: float
-    k_min: int = 1
-    k_max: int = 100
+    k_min: int = defaults.K_MIN
+    k_max: int = defaults.K_MAX
     k_now: int | None = None
 
     def __post_init__(self) -> None:
@@ -116,8 +118,8 @@ def choose_truncation(
     bias: Curve,
     *,
     delta: float,
-    k_min: int = 1,
-    k_max: int = 100,
+    k_min: int = defaults.K_MIN,
+    k_max: int = defaults.K_MAX,
     k_now: int | None = None,
 ) -> TruncationDecision:
     """Return the smallest k in [k_min, k_max] with Delta(k) < delta, or say why there is none.

@@ -76,10 +76,31 @@ def groups_needed(level: float) -> int:
     return max(2, math.ceil(1 - math.log2((1 - level) / 2)))
 
 
-def jackknife_error(without_group: Array) -> Array:
-    """Return the standard error of an estimate, given it with each group left out in turn."""
-    groups = without_group.shape[-1]
-    return np.asarray(np.sqrt((groups - 1) * without_group.var(axis=-1)))
+def ratio_limits(
+    above: SquaredMeans, below: SquaredMeans, quantile: float
+) -> tuple[Array, Array] | None:
+    """Return Fieller's limits (1954) of above / below; None where `below` may be zero.
+
+    They are the ratios r for which above - r below may be zero, by a jackknife over the groups. An
+    error of the ratio itself would be too small where noise nearly hides `below`: it is told from
+    noise only if luck made it large, and the ratio is too small then.
+
+    Args:
+        above: `(...)`.
+        below: one estimate, from the same groups.
+        quantile: of the errors, such as Student's.
+    """
+    groups = below.without_group.shape[-1]
+    a = above.without_group - above.without_group.mean(axis=-1, keepdims=True)
+    b = below.without_group - below.without_group.mean()
+    variance, factor = float(b @ b), quantile**2 * (groups - 1) / groups
+    square = float(below.value) ** 2 - factor * variance
+    if below.value <= 0.0 or square <= 0.0:
+        return None
+    centre = above.value * below.value - factor * (a @ b)
+    spread = centre**2 - square * (above.value**2 - factor * (a**2).sum(axis=-1))
+    root = np.sqrt(np.maximum(spread, 0.0))
+    return (centre - root) / square, (centre + root) / square
 
 
 def student_quantile(level: float, groups: int) -> float:

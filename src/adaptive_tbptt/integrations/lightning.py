@@ -324,7 +324,7 @@ class TBPTTModule(LightningModule):
     def _plan_estimates(self, steps: int, batch_idx: int) -> None:
         """Make steps of `estimates_per_epoch`: the stream does not know how long it will be."""
         tbptt = self.tbptt
-        if tbptt.controller.lags == 0:
+        if tbptt.request is None:
             return
         if tbptt.estimate_every is None or (self._planned and batch_idx == 0):
             batches = self.trainer.num_training_batches

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .. import defaults
 from ..data.stream import Stream, require_stream
 from ..distributed.ranks import Ranks, present_ranks
 from ..errors import TruncationWarning
@@ -116,7 +117,7 @@ class AdaptiveTBPTT:
         overlap: bool = True,
         estimates_per_epoch: float = 1.0,
         estimate_every: int | None = None,
-        burn_in: int = 20,
+        burn_in: int = defaults.BURN_IN,
         count_losses: CountLosses | None = None,
         batch_first: bool | None = None,
         state_batch_dim: int | None = None,

@@ -113,7 +113,7 @@ class Window:
             result = window_forward(self._objective, segment, state, context, self._marks(context))
         for step, entering in result.states.items():
             self._carried.put(self.start + step, entering)
-        self.weight = result.count
+        self.weight = result.losses
         self._tally.reach = self.reach
         self._tally.trained += self.steps
         self._tally.since_estimate += self.steps

@@ -25,12 +25,12 @@ class WindowPass(NamedTuple):
 
     Attributes:
         loss: the mean loss, with its graph.
-        count: how many losses that is the mean of.
+        losses: how many losses that is the mean of.
         states: detached states by step of the window.
     """
 
     loss: Tensor
-    count: float
+    losses: float
     states: dict[int, State]
 
 

@@ -185,7 +185,7 @@ def _differentiate(
         found = iter(
             torch.autograd.grad(outputs, [*parameters, *wanted], received, allow_unused=True)
         )
-    own = [next(found) for _ in parameters]
+    own: list[Tensor | None] = [next(found) for _ in parameters]
     return own, [next(found) if x.requires_grad else None for x in entering]
 
 

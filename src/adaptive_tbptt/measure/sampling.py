@@ -270,7 +270,7 @@ def _strike_out(
 
 def trained_parameters(objective: Objective) -> dict[str, torch.Tensor]:
     """Return the parameters that require a gradient, by name; tied ones once."""
-    found = {
+    found: dict[str, torch.Tensor] = {
         f"{index}.{name}": p
         for index, module in enumerate(objective.modules)
         for name, p in module.named_parameters()

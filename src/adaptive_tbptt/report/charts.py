@@ -75,7 +75,7 @@ def style(i: int) -> dict[str, Any]:
 
 def short(values: Iterable[float]) -> list[float | None]:
     """Return numbers in five digits, null for those that are not finite."""
-    return [files.short(float(v)) for v in values]
+    return [files.short_number(float(v)) for v in values]
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:

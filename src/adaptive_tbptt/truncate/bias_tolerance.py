@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from .. import defaults
 from ..estimate.truncation import Limits, Outcome, TruncationDecision, choose_truncation
 from ..measure.sampling import Evidence, Request
 from .controller import Controller, TruncationState
@@ -28,9 +29,9 @@ class BiasTolerance(Controller):
     """
 
     delta: float
-    k_min: int = 1
-    k_max: int = 100
-    lags: int = 100
+    k_min: int = defaults.K_MIN
+    k_max: int = defaults.K_MAX
+    lags: int = defaults.PROBE_LAGS
     k_init: int | None = None
     gauge: Gauge = field(default_factory=PaperGauge)
 

@@ -46,7 +46,7 @@ def summarise(cell: Cell, result: RunResult) -> dict[str, Any]:
     history, found = result.fit.history, result.diagnosis
     scores = [n for n in result.best if n.startswith(("valid_", "test_")) and n != "valid_loss"]
     columns = ("epoch", "data_passes", "seconds", *scores, "k", "relative_bias", "beta")
-    norms = found.fitted
+    norms = found.profile.measured
     return {
         "setting": cell.config.setting,
         "init": cell.init,
@@ -75,7 +75,6 @@ def summarise(cell: Cell, result: RunResult) -> dict[str, Any]:
             "components": {
                 name: [short_number(v) for v in np.nan_to_num(part).mean(axis=1)]
                 for name, part in found.profile.component_norms.items()
-                if found.norms is None  # beside norms of the parameters they would mislead
             },
         },
         "choices": [{"delta": d.delta, "k": d.k, "met": d.outcome.met} for d in found.decisions],
