@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -13,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_tbptt import AdaptiveTBPTT, BiasTolerance, FixedTruncation, SequenceStream
-from adaptive_tbptt.measure import probe_segment
-from adaptive_tbptt.model import as_recurrent
+from adaptive_tbptt.estimate import levels_up_to
+from adaptive_tbptt.measure import LagRequest, LevelRequest, ProbeSettings, Source
+from adaptive_tbptt.measure.lag_probe import probe_segment
+from adaptive_tbptt.model import Objective
 from adaptive_tbptt.train.provenance import commit
-from adaptive_tbptt.truncate import MeasuredGauge
 from atbptt_paper.tasks.language_task import LanguageModel
 from atbptt_paper.tasks.sequence_model import SymbolModel, symbol_loss
 
@@ -122,15 +122,15 @@ def take_turns(
 def bench_probe(size: Size, turns: int) -> list[Timing]:
     """One profile: ours, per step by autograd, one fused pass, and the bare products."""
     model: Any = size.model()
-    recurrent = as_recurrent(model)
+    objective = Objective.of(model, symbol_loss)
     segment = size.stream(size.lags).segment(0, size.lags)
     return take_turns(
         "probe",
         size.name,
         {
-            "ours": lambda: probe_segment(recurrent, symbol_loss, segment),
+            "ours": lambda: probe_segment(objective, segment, settings=ProbeSettings()),
             "ours, general path": lambda: probe_segment(
-                recurrent, symbol_loss, segment, fused=False
+                objective, segment, settings=ProbeSettings(fused=False)
             ),
             "per step by hand": lambda: probe_by_hand(model, segment.inputs, segment.targets),
             "one fused pass": lambda: one_pass(model, segment.inputs, segment.targets),
@@ -141,16 +141,19 @@ def bench_probe(size: Size, turns: int) -> list[Timing]:
 
 
 def bench_gauges(size: Size, turns: int) -> list[Timing]:
-    """What looking at the parameters costs: norms alone, and the sketches of the measured bias."""
-    recurrent = as_recurrent(size.model())
-    segment = size.stream(size.lags).segment(0, size.lags)
-    sketches = {"parameter norms": 0, "measured bias": MeasuredGauge().sketch}
-    timings = []
-    for name, sketch in sketches.items():
-        probe = functools.partial(probe_segment, recurrent, symbol_loss, segment)
-        ours = functools.partial(probe, parameters=True, sketch=sketch)
-        timings += take_turns(name, size.name, {"ours": ours, "state norms": probe}, turns)
-    return timings
+    """What the measured gauge costs: a window by level against a probe of the state norms."""
+    objective = Objective.of(size.model(), symbol_loss)
+    stream = size.stream(size.lags + 10)
+
+    def source() -> Source:
+        return Source(objective, stream, 0, torch.Generator().manual_seed(0))
+
+    contexts = levels_up_to(size.lags)
+    contenders = {
+        "ours": lambda: LevelRequest(contexts, losses=10, segments=1).measure(source()),
+        "state norms": lambda: LagRequest(size.lags).measure(source()),
+    }
+    return take_turns("measured bias", size.name, contenders, turns)
 
 
 def bench_training(size: Size, turns: int) -> list[Timing]:

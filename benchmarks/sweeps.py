@@ -9,8 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from adaptive_tbptt.diagnosis.palette import BLUE, GREEN, ORANGE, VERMILION
-from adaptive_tbptt.measure import probe_segment
-from adaptive_tbptt.model import as_recurrent
+from adaptive_tbptt.measure import ProbeSettings
+from adaptive_tbptt.measure.lag_probe import probe_segment
+from adaptive_tbptt.model import Objective
 from atbptt_paper.tasks.sequence_model import symbol_loss
 from contenders import (
     Size,
@@ -30,10 +31,10 @@ _BY_HAND_UP_TO = 1000  # steps: beyond, a graph of every step takes gigabytes
 
 def _probe_at(sweep: str, value: int, size: Size, turns: int) -> list[Timing]:
     model = size.model()
-    recurrent = as_recurrent(model)
+    objective = Objective.of(model, symbol_loss)
     segment = size.stream(size.lags).segment(0, size.lags)
     contenders: dict[str, Callable[[], object]] = {
-        "ours": lambda: probe_segment(recurrent, symbol_loss, segment),
+        "ours": lambda: probe_segment(objective, segment, settings=ProbeSettings()),
         "bare products": lambda: products(size, size.lags, 3),
     }
     if size.lags <= _BY_HAND_UP_TO:

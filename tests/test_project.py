@@ -38,8 +38,6 @@ def test_example(name, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-
-
 def test_every_public_name_exists_and_has_a_docstring():
     for name in adaptive_tbptt.__all__:
         assert getattr(adaptive_tbptt, name).__doc__, name

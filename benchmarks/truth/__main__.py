@@ -138,7 +138,9 @@ def write_table(out: Path) -> None:
                 notable += 1
                 wide += not resolved or (row["high"] - row["low"]) / 2 > 0.25 * row["bias"]
             if row["context"] in (0, 1, 8, 32):
-                seen = f"{row['bias']:.3f} [{row['low']:.3f}, {row['high']:.3f}]" if resolved else "?"
+                seen = (
+                    f"{row['bias']:.3f} [{row['low']:.3f}, {row['high']:.3f}]" if resolved else "?"
+                )
                 texts.append(f"{row['context']}: {row['truth']:.3f}, {seen}")
         covered += inside
         stage = "trained" if cell["trained"] else "untrained"
@@ -147,8 +149,8 @@ def write_table(out: Path) -> None:
             f"{inside} of {len(cell['rows'])} | {cell['seconds']:.0f} |"
         )
     summary = (
-        f"{covered} of {rows} rows covered ({covered / max(rows, 1):.0%}); of {notable} rows with a "
-        f"true bias above 0.05, {wide} have an interval wider than +-25 %"
+        f"{covered} of {rows} rows covered ({covered / max(rows, 1):.0%}); of {notable} rows with "
+        f"a true bias above 0.05, {wide} have an interval wider than +-25 %"
     )
     (out / "table.md").write_text("\n".join([summary, "", *lines]) + "\n")
     print(summary, file=sys.stderr)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ def run(model: Any, inputs: Nest, resets: Tensor | None, state: Nest) -> tuple[l
     if resets is not None:
         cuts = sorted({0, steps, *torch.nonzero(resets.any(1)).flatten().tolist()})
     outputs = []
-    for a, b in zip(cuts[:-1], cuts[1:], strict=True):
+    for a, b in pairwise(cuts):
         if resets is not None and state is not None:
             state = reset(state, resets[a])
         out, state = model(tree(lambda x: x[a:b], inputs), state)  # noqa: B023
@@ -110,7 +111,9 @@ def _gradient(case: Case, model: Any, data: list[Any], context: int, span: int) 
     loss = case.loss(joined, part(targets, middle, span))
     found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
     pairs = zip(found, model.parameters(), strict=True)
-    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs]).double()
+    return torch.cat(
+        [(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs]
+    ).double()
 
 
 def _ratios(cut: list[list[Tensor]], whole: list[Tensor]) -> tuple[list[float], list[float]]:

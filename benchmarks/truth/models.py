@@ -284,7 +284,9 @@ def tmaze(agent: Agent | None = None, environments: int = 64, steps: int = 400) 
     with torch.no_grad():
         for _ in range(steps):
             at_start, at_end = (place == 0).float(), (place == length).float()
-            x = torch.stack([at_start * (2 * cue - 1), at_start, at_end, torch.ones_like(at_end)], 1)
+            x = torch.stack(
+                [at_start * (2 * cue - 1), at_start, at_end, torch.ones_like(at_end)], 1
+            )
             if state is not None:
                 state = torch.where(fresh[None, :, None], torch.zeros_like(state), state)
             (logits, value), state = agent(x[None], state)

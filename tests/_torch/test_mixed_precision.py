@@ -266,7 +266,7 @@ def test_the_trainer_runs_under_autocast():
     x, y = data(200)
     model = CoreHead(nn.GRU(INPUTS, HIDDEN), HIDDEN, HIDDEN)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    control = at.BiasTolerance(delta=0.5, k_max=20, lags=30)
+    control = at.BiasTolerance(delta=0.5, k_max=20, lags=30, gauge=at.truncate.PaperGauge())
     tbptt = at.AdaptiveTBPTT(model, F.mse_loss, control)
     trainer = at.Trainer(tbptt, optimizer, show=False)
     stream = at.SequenceStream(x, y)

@@ -15,6 +15,8 @@ import adaptive_tbptt as at
 
 from ..oracle import Scripted
 
+PAPER = at.truncate.PaperGauge()
+
 
 def pieces(lengths=(7, 5, 9, 1, 30, 8), rows=3, resets=False):
     x, y = torch.randn(sum(lengths), rows, 2), torch.randn(sum(lengths), rows, 4)
@@ -53,7 +55,7 @@ def test_only_what_is_needed_is_kept():
             yield torch.randn(10, 2, 2), torch.randn(10, 2, 4)
 
     stream = at.ChunkStream(endless)
-    control = at.BiasTolerance(delta=0.5, k_max=20, lags=30)
+    control = at.BiasTolerance(delta=0.5, k_max=20, lags=30, gauge=PAPER)
     tbptt = at.AdaptiveTBPTT(nn.GRU(2, 4), F.mse_loss, control, estimate_every=200, burn_in=5)
     held = []
     for window in tbptt.windows(stream):
@@ -117,7 +119,7 @@ def test_a_run_that_is_resumed_where_an_estimate_is_due_probes_the_same_steps():
     model = nn.GRU(2, 4)
 
     def new():
-        control = at.BiasTolerance(delta=0.3, k_max=8, lags=12, k_init=4)
+        control = at.BiasTolerance(delta=0.3, k_max=8, lags=12, k_init=4, gauge=PAPER)
         tbptt = at.AdaptiveTBPTT(
             model, F.mse_loss, control, losses=10, burn_in=0, estimate_every=50
         )
@@ -182,7 +184,7 @@ def test_sources_that_cannot_be_right():
 def test_the_probes_share_is_kept_to_the_end():
     _, parts = pieces(lengths=(5,) * 12)
     stream = at.ChunkStream(parts)
-    control = at.BiasTolerance(delta=0.9, k_max=8, lags=25, k_init=3)
+    control = at.BiasTolerance(delta=0.9, k_max=8, lags=25, k_init=3, gauge=PAPER)
     tbptt = at.AdaptiveTBPTT(nn.GRU(2, 4), F.mse_loss, control, estimate_every=10, burn_in=2)
     for window in tbptt.windows(stream):
         window.backward()
@@ -210,7 +212,7 @@ def test_a_random_segment_between_epochs_reads_no_further_than_it_must():
 
 def test_a_schedule_per_epoch_needs_a_length():
     _, parts = pieces()
-    control = at.BiasTolerance(delta=0.5, lags=5, k_init=3)
+    control = at.BiasTolerance(delta=0.5, lags=5, k_init=3, gauge=PAPER)
     tbptt = at.AdaptiveTBPTT(nn.GRU(2, 4), F.mse_loss, control)
     with pytest.raises(ValueError, match="estimate_every"):
         next(iter(tbptt.windows(at.ChunkStream(parts))))

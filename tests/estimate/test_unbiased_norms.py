@@ -50,7 +50,11 @@ def test_leaving_a_group_out_is_what_the_others_give():
 def test_one_group_alone_tells_nothing():
     found = squared_means(gram(np.array([[1.0, 2.0]])), np.array([3]))
     assert found.value == 0.0
-    assert np.isfinite(found.without_group).all()
+    assert found.without_group.tolist() == [0.0]
+    vectors = np.random.default_rng(0).standard_normal((4, 2, 9))
+    pair = squared_means(gram(vectors), np.array([3, 0.1]))
+    assert (pair.without_group == 0.0).all()  # not a rounding error over nothing
+    assert ratio_limits(pair, squared_means(gram(vectors[0]), np.array([3, 0.1])), 1.0) is None
 
 
 def means_of(x):

@@ -11,6 +11,7 @@ import adaptive_tbptt as at
 from .test_windows import INPUTS, MODELS, OUT, Masked, Tagger, assert_same, data, gradients, train
 
 pytestmark = pytest.mark.usefixtures("double")
+PAPER = at.truncate.PaperGauge()
 
 
 def test_a_window_that_is_skipped_is_run_through_by_the_next():
@@ -132,7 +133,7 @@ def test_batch_first_models_train_alike():
 def test_estimates_follow_the_schedule_and_are_counted():
     x, y = torch.randn(400, 8, INPUTS), torch.randn(400, 8, 4)
     model, stream = nn.GRU(INPUTS, 4), at.SequenceStream(x, y)
-    control = at.BiasTolerance(delta=0.5, k_max=30, lags=40, k_init=10)
+    control = at.BiasTolerance(delta=0.5, k_max=30, lags=40, k_init=10, gauge=PAPER)
     tbptt = at.AdaptiveTBPTT(model, F.mse_loss, control, estimates_per_epoch=4, burn_in=5)
     assert len(tbptt.windows(stream)) == 40
     for _ in range(2):
@@ -145,7 +146,8 @@ def test_estimates_follow_the_schedule_and_are_counted():
     assert tbptt.trained_steps == 800
     assert tbptt.data_steps == 800 + 7 * 45
     assert tbptt.history[-1].k == tbptt.k == ks[-1]
-    eager = at.AdaptiveTBPTT(model, F.mse_loss, at.BiasTolerance(delta=0.5, lags=40), burn_in=0)
+    at_once = at.BiasTolerance(delta=0.5, lags=40, gauge=PAPER)
+    eager = at.AdaptiveTBPTT(model, F.mse_loss, at_once, burn_in=0)
     with pytest.raises(TypeError, match="not estimated yet"):
         len(eager.windows(stream))
     next(iter(eager.windows(stream)))
@@ -154,7 +156,7 @@ def test_estimates_follow_the_schedule_and_are_counted():
 
 def test_a_tolerance_that_is_not_met_is_said_once():
     stream = at.SequenceStream(torch.randn(300, 4, INPUTS), torch.randn(300, 4, 4))
-    control = at.BiasTolerance(delta=1e-6, k_max=3, lags=40)
+    control = at.BiasTolerance(delta=1e-6, k_max=3, lags=40, gauge=PAPER)
     tbptt = at.AdaptiveTBPTT(nn.GRU(INPUTS, 4), F.mse_loss, control, estimates_per_epoch=4)
     with pytest.warns(at.TruncationWarning, match="no k up to 3 meets") as caught:
         list(map(at.loop.Window.backward, tbptt.windows(stream)))
@@ -164,7 +166,9 @@ def test_a_tolerance_that_is_not_met_is_said_once():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"losses": 0}, "losses must be positive"),
+        ({"losses": 0}, "losses must be at least 1 step, got 0"),
+        ({"losses_per_k": 0.0}, "losses_per_k must be positive"),
+        ({"losses": 3, "losses_per_k": 1.0}, "not both"),
         ({"estimates_per_epoch": 0}, "estimates_per_epoch"),
         ({"estimate_every": 0}, "estimate_every"),
         ({"burn_in": -1}, "burn_in"),
@@ -173,6 +177,53 @@ def test_a_tolerance_that_is_not_met_is_said_once():
 def test_options_are_checked_at_once(options, says):
     with pytest.raises(ValueError, match=says):
         at.AdaptiveTBPTT(nn.GRU(2, 2), F.mse_loss, at.FixedTruncation(2), **options)
+
+
+def test_losses_are_steps_and_a_multiple_of_k_has_a_name_of_its_own():
+    for wrong in (1.0, 0.5, True):
+        with pytest.raises(TypeError, match=r"losses is a number of steps.*pass losses_per_k="):
+            at.AdaptiveTBPTT(nn.GRU(2, 2), F.mse_loss, at.FixedTruncation(2), losses=wrong)
+
+    def losses(**options):
+        return at.AdaptiveTBPTT(nn.GRU(2, 2), F.mse_loss, 7, **options).losses_per_window(7)
+
+    assert losses() == losses(losses_per_k=1.0) == 7
+    assert losses(losses_per_k=0.5) == 4
+    assert losses(losses_per_k=0.01) == 1
+    assert losses(losses=3) == 3
+
+
+def test_the_last_window_says_what_was_planned_and_what_it_carries():
+    x, y = data(23)
+    tbptt = at.AdaptiveTBPTT(MODELS["gru"](), F.mse_loss, at.FixedTruncation(5), losses=10)
+    found = []
+    for window in tbptt.windows(at.SequenceStream(x, y)):
+        window.backward()
+        found.append((window.losses, window.steps, window.weight))
+    assert found == [(10, 10, 20), (10, 10, 20), (10, 3, 6)]
+
+
+def test_no_context_needs_a_number_of_losses():
+    with pytest.raises(ValueError, match="such as losses=35"):
+        at.AdaptiveTBPTT(nn.GRU(2, 2), F.mse_loss, at.FixedTruncation(0))
+    with pytest.raises(ValueError, match="such as losses=35"):
+        at.AdaptiveTBPTT(nn.GRU(2, 2), F.mse_loss, 0, losses_per_k=2.0)
+
+
+def test_a_number_will_do():
+    def controller(truncation):
+        return at.AdaptiveTBPTT(nn.GRU(2, 2), F.mse_loss, truncation).controller
+
+    assert controller(35) == controller(np.int64(35)) == at.FixedTruncation(35)
+    assert controller(0.1) == controller(np.float64(0.1)) == at.BiasTolerance(delta=0.1)
+    for wrong in (1.0, 0.0, 35.0, -0.1):
+        with pytest.raises(ValueError, match=f"got {wrong}; a truncation length is a whole number"):
+            controller(wrong)
+    with pytest.raises(ValueError, match="k must not be negative"):
+        controller(-3)
+    for wrong in ("0.1", None, True, at.BiasTolerance):
+        with pytest.raises(TypeError, match=r"a tolerance such as 0\.1, a length such as 35"):
+            controller(wrong)
 
 
 def test_tensors_are_not_a_stream():

@@ -60,9 +60,8 @@ def test_every_style_equals_its_definition(name):
             tbptt = at.AdaptiveTBPTT(
                 model,
                 loss_fn,
-                at.FixedTruncation(max(context, 1)),
+                at.FixedTruncation(context),
                 losses=losses,
-                overlap=context > 0,
             )
             first = 0
             for window in tbptt.windows(stream):
@@ -104,12 +103,13 @@ def train(model, tbptt, stream, epochs=2):
     return dict(model.named_parameters())
 
 
-def test_k_k_is_the_loop_a_person_would_write():
+@pytest.mark.parametrize("options", [(5, {"overlap": False}), (0, {"losses": 5})])
+def test_k_k_is_the_loop_a_person_would_write(options):
     x, y = data(23)
     model = MODELS["lstm-2"]()
     twin = MODELS["lstm-2"]()
     twin.load_state_dict(model.state_dict())
-    tbptt = at.AdaptiveTBPTT(model, F.mse_loss, at.FixedTruncation(5), overlap=False)
+    tbptt = at.AdaptiveTBPTT(model, F.mse_loss, at.FixedTruncation(options[0]), **options[1])
     ours = train(model, tbptt, at.SequenceStream(x, y))
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
     for _ in range(2):
@@ -129,7 +129,10 @@ def test_two_k_k_is_the_loop_a_careful_person_would_write():
     twin = MODELS["lstm-2"]()
     twin.load_state_dict(model.state_dict())
     tbptt = at.AdaptiveTBPTT(model, F.mse_loss, at.FixedTruncation(5))
-    ours = train(model, tbptt, at.SequenceStream(x, y))
+    stream = at.SequenceStream(x, y)
+    assert list(tbptt.windows(stream))  # nothing is run, but what is assumed was looked at
+    model.head_calls = 0
+    ours = train(model, tbptt, stream)
     assert model.head_calls == 2 * 5
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
     for _ in range(2):
@@ -147,9 +150,11 @@ def test_two_k_k_is_the_loop_a_careful_person_would_write():
     assert_same(ours, dict(twin.named_parameters()))
 
 
-@pytest.mark.parametrize("losses", [1.0, 0.5, 2.0, 3])
+@pytest.mark.parametrize(
+    "options", [{"losses_per_k": 1.0}, {"losses_per_k": 0.5}, {"losses_per_k": 2.0}, {"losses": 3}]
+)
 @pytest.mark.parametrize("ks", [[2, 20], [20, 2], [2, 5, 1, 17, 3, 20, 2]])
-def test_a_change_of_k_keeps_the_promise(ks, losses):
+def test_a_change_of_k_keeps_the_promise(ks, options):
     # No updates here, so the state entering any window must be that of one uninterrupted run, and
     # its gradient that of the definition.
     steps = 60
@@ -159,7 +164,7 @@ def test_a_change_of_k_keeps_the_promise(ks, losses):
     for t in range(steps):
         states.append(model(x[t : t + 1], states[-1])[1].detach())
     tbptt = at.AdaptiveTBPTT(
-        model, F.mse_loss, Scripted(ks), losses=losses, estimate_every=9, burn_in=1
+        model, F.mse_loss, Scripted(ks), estimate_every=9, burn_in=1, **options
     )
     carried = torch.zeros(steps, dtype=torch.long)
     seen = set()
@@ -184,8 +189,8 @@ def test_the_past_that_is_kept_is_bounded():
     )
     for window in tbptt.windows(at.SequenceStream(x, y)):
         window.backward()
-        assert window.stop - tbptt._trajectory.oldest <= 20 + 20 + 2
-        assert len(tbptt._trajectory._states) <= 20 + 3
+        assert window.stop - tbptt._carried.oldest <= 20 + 20 + 2
+        assert len(tbptt._carried._states) <= 20 + 3
 
 
 def test_a_reset_equals_training_the_rows_as_separate_sequences():

@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 import adaptive_tbptt as at
-from adaptive_tbptt.truncate.remedies import slow_part, what_to_do
+from adaptive_tbptt.truncate.remedies import what_to_do
+
+PAPER = at.truncate.PaperGauge()
 
 
 class Leaks(nn.Module):
@@ -34,38 +36,38 @@ def test_dimensions_that_do_not_decay_are_counted_and_their_part_named():
     model = Leaks([0.999, 0.5, 1.0, 0.6, 0.7])
     x, y = torch.randn(40, 4, 5), torch.randn(40, 4, 5)
     profile = at.probe(model, nn.functional.mse_loss, x, y)
-    assert "is in h, nine tenths of that in 2 of its 5 dimensions" in slow_part(profile, 0.9999)
-    assert slow_part(profile, 0.9) is None
+    assert "is in h, nine tenths of that in 2 of its 5 dimensions" in profile.slow_part(0.9999)
+    assert profile.slow_part(0.9) is None
 
 
 def test_training_says_that_nothing_decays_and_what_to_do():
-    rule = at.BiasTolerance(0.1, k_max=10, lags=30)
+    rule = at.BiasTolerance(0.1, k_max=10, lags=30, gauge=PAPER)
     tbptt = at.AdaptiveTBPTT(Leaks([1.01] * 5), nn.functional.mse_loss, rule)
     with pytest.warns(at.TruncationWarning, match="does not decay.*of its 5 dim.*MeasuredGauge"):
         tbptt.estimate(stream())
 
 
-def test_training_says_that_the_window_is_too_short():
-    rule = at.BiasTolerance(0.1, k_max=100, lags=12)
+def test_training_says_that_the_lags_are_too_few():
+    rule = at.BiasTolerance(0.1, k_max=100, lags=12, gauge=PAPER)
     tbptt = at.AdaptiveTBPTT(Leaks([0.9] * 5), nn.functional.mse_loss, rule)
-    with pytest.warns(at.TruncationWarning, match="measure a longer window"):
+    with pytest.warns(at.TruncationWarning, match="measure more lags"):
         tbptt.estimate(stream())
 
 
 def test_nothing_is_said_where_all_is_well():
-    rule = at.BiasTolerance(0.1, k_max=100, lags=60)
+    rule = at.BiasTolerance(0.1, k_max=100, lags=60, gauge=PAPER)
     tbptt = at.AdaptiveTBPTT(Leaks([0.7] * 5), nn.functional.mse_loss, rule)
     tbptt.estimate(stream())
     assert tbptt.truncation.decision.outcome is at.estimate.Outcome.MET
-    assert what_to_do(tbptt.profile, tbptt.truncation.decision) is None
+    assert what_to_do(tbptt.evidence, tbptt.truncation.decision) is None
 
 
 def test_noise_that_hides_the_gradient_is_said():
     torch.manual_seed(1)
-    gauge = at.truncate.MeasuredGauge(size=32, probes=at.truncate.ProbeBudget(1, 2, 0))
+    gauge = at.truncate.MeasuredGauge(budget=at.truncate.ProbeBudget(1, 2, 0))
     rule = at.BiasTolerance(0.1, k_max=20, lags=20, k_init=7, gauge=gauge)
     tbptt = at.AdaptiveTBPTT(Leaks([0.3] * 5), nn.functional.mse_loss, rule)
-    with pytest.warns(at.TruncationWarning, match="noise hides.*larger budget"):
-        # Two samples cannot tell a gradient from noise.
+    with pytest.warns(at.TruncationWarning, match="noise hides.*larger ProbeBudget"):
+        # Two windows cannot tell a gradient from noise.
         tbptt.estimate(at.SequenceStream(torch.randn(200, 1, 5), torch.randn(200, 1, 5)))
     assert tbptt.k == 7

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 
@@ -53,20 +53,25 @@ def preserve(
 
 
 @contextmanager
-def measuring(module: nn.Module, train: bool | None = None) -> Iterator[None]:
-    """Run passes that measure gradients: the model is preserved, nothing is compiled.
+def measuring(modules: Sequence[nn.Module], train: bool | None = None) -> Iterator[None]:
+    """Run passes that measure gradients: the modules are preserved, nothing is compiled.
 
     Gradients are enabled whatever the caller set, and denormals are flushed: the gradient of a
     distant lag is often denormal.
+
+    Args:
+        modules: the model, and others that are used, such as a loss with buffers.
+        train: mode of the model inside the block; None keeps the mode it is in.
     """
     if torch.is_inference_mode_enabled():
         raise RuntimeError("inference mode computes no gradients: measure outside of it")
-    with (
-        preserve(module, train, backward=True),
-        torch.enable_grad(),
-        flushed_denormals(),
-        eager(),
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(preserve(modules[0], train, backward=True))
+        for other in modules[1:]:
+            stack.enter_context(preserve(other))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(flushed_denormals())
+        stack.enter_context(eager())
         yield
 
 

@@ -33,7 +33,7 @@ def window_costs(source: Source, losses: int, contexts: Sequence[int]) -> NDArra
     """
     objective, longest = source.objective, contexts[-1]
     timed = sorted({0, min(1, longest), contexts[len(contexts) // 2], longest})
-    with measuring(objective.recurrent.module, source.train):
+    with measuring(objective.modules, source.train):
         segment = objective.recurrent.place(source.draw(longest + losses, losses))
         state = warm_up(objective.recurrent, segment, source.burn_in)
         segment = segment.between(source.burn_in, segment.steps)

@@ -42,10 +42,17 @@ def squared_means(gram: Array, sizes: Array) -> SquaredMeans:
     across = gram.sum(axis=-1) - own  # of each group with all others
     total = across.sum(axis=-1)
     n = size.sum()
-    # One group alone has no pairs: its estimate is 0, which reads as 'hidden by noise'.
-    pairs = max(n**2 - float(size @ size), 1e-300)
-    fewer = np.maximum(pairs - 2 * size * (n - size), 1e-300)
-    return SquaredMeans(total / pairs, (total[..., None] - 2 * across) / fewer)
+    pairs = np.asarray(n**2 - float(size @ size))
+    fewer = pairs - 2 * size * (n - size)
+    return SquaredMeans(
+        _per_pair(total, pairs, n), _per_pair(total[..., None] - 2 * across, fewer, n)
+    )
+
+
+def _per_pair(total: Array, pairs: Array, samples: float) -> Array:
+    """Divide; one group alone has no pairs: its estimate is 0, which reads as hidden by noise."""
+    there = np.broadcast_to(pairs > 1e-9 * samples**2, total.shape)  # 1e-9: rounding
+    return np.divide(total, pairs, out=np.zeros(total.shape), where=there)
 
 
 def chance(gram: Array, flips: int = 2000, seed: int = 0) -> float:
@@ -91,6 +98,8 @@ def ratio_limits(
         quantile: of the errors, such as Student's.
     """
     groups = below.without_group.shape[-1]
+    if groups < 3:  # one of two left out leaves no pair
+        return None
     a = above.without_group - above.without_group.mean(axis=-1, keepdims=True)
     b = below.without_group - below.without_group.mean()
     variance, factor = float(b @ b), quantile**2 * (groups - 1) / groups

@@ -1,8 +1,9 @@
 """Gradients of any size as vectors of at most a fixed size that keep inner products.
 
 Up to `size` numbers a gradient is kept as it is. A larger one is multiplied by random signs and
-folded: coordinate i is added to coordinate i modulo `size`. Inner products are kept in expectation
-over the signs; the error of one is about |a| |b| / sqrt(size).
+folded: coordinate i is added to coordinate i modulo p, the largest prime up to `size`. Inner
+products are kept in expectation over the signs; the error of one is about |a| |b| / sqrt(p). Modulo
+a power of two, as widths of layers are, all of a matrix's column would meet in a few coordinates.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._torch.number_formats import wide
+from ..data.nest import as_real
 
 Gradient = Sequence[Tensor | None]
 """One tensor per parameter; None where a parameter is not reached."""
@@ -32,7 +33,7 @@ class Fold:
         if size < 16:  # arbitrary: the error of a norm would exceed a quarter
             raise ValueError(f"size must be at least 16, got {size}")
         self.numbers = sum(_numbers(p) for p in parameters.values())
-        self.size = min(size, self.numbers)
+        self.size = self.numbers if self.numbers <= size else _prime_up_to(size)
         self._parameters = parameters
         self._signs: dict[str, Tensor] = {}
 
@@ -46,8 +47,7 @@ class Fold:
         start = 0
         for (name, parameter), raw in zip(self._parameters.items(), gradient, strict=True):
             if raw is not None:
-                dense = raw.detach().to_dense()
-                flat = (torch.view_as_real(dense) if dense.is_complex() else dense).reshape(-1)
+                flat = as_real(raw.detach().to_dense()).reshape(-1).to(total.dtype)
                 if not self.is_exact:
                     flat = flat * self._drawn(name, flat)
                 self._put(flat * factor, start, total)
@@ -72,11 +72,12 @@ class Fold:
         return known
 
 
-def gradient_norm(gradient: Gradient) -> float:
-    """Return the norm of a gradient, in float64."""
-    squares = [float(wide(g.to_dense().abs()).square().sum()) for g in gradient if g is not None]
-    return math.sqrt(sum(squares))
-
-
 def _numbers(parameter: Tensor) -> int:
     return parameter.numel() * (2 if parameter.is_complex() else 1)
+
+
+def _prime_up_to(number: int) -> int:
+    """Return the largest prime that is at most `number`."""
+    while any(number % divisor == 0 for divisor in range(2, math.isqrt(number) + 1)):
+        number -= 1
+    return number

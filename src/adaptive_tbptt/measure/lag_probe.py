@@ -102,7 +102,7 @@ def probe_segment(
         )
     lags = segment.steps - burn_in
     segment, state = recurrent.place((segment, state))
-    with measuring(recurrent.module, train):
+    with measuring(objective.modules, train):
         mode = recurrent.module.training
         refuse_batch_norm(recurrent.module)
         recurrent.dims(segment.inputs)

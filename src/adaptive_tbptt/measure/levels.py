@@ -102,6 +102,7 @@ def level_gradients(
         received: list[Tensor | None]
         if index == 0:
             loss, count = one.loss(objective)
+            random = random_state_of(objective.recurrent.module)
             outputs, received = [loss * scale], [None]
         else:
             pairs = zip(leaves(one.leaving), given, strict=True)
@@ -114,6 +115,9 @@ def level_gradients(
             own = [None if g is None else g / scale for g in own]
         gradients.append(own)
         reached = reached or (index == 0 and any(g is not None and bool(g.any()) for g in given))
+    # Where parts ran again their random numbers would follow once more: windows of one measurement
+    # would share their dropout and not be independent.
+    restore_random_state(objective.recurrent.module, random)
     return LevelGradients(contexts, gradients, loss.detach(), count, reached)
 
 

@@ -119,7 +119,7 @@ class LagRequest:
         """Decide how the model is probed, on some steps of data; None leaves that to the probe."""
         recurrent = objective.recurrent
         inputs = recurrent.place(segment.inputs)
-        with measuring(recurrent.module):
+        with measuring([recurrent.module]):
             try:
                 state = detach(recurrent.initial_state(inputs))
             except ValueError:  # the model does not say where it starts; a burn-in will
@@ -214,7 +214,7 @@ class LevelRequest:
         groups = min(self.groups or self.segments, self.segments)
         sums = torch.zeros(groups, len(self.contexts), fold.size)
         counts, reached, unreached = np.zeros(groups), False, dict(parameters)
-        with measuring(objective.recurrent.module, source.train):
+        with measuring(objective.modules, source.train):
             refuse_batch_norm(objective.recurrent.module)
             for index in range(self.segments):
                 segment = source.draw(self.steps, self.losses)

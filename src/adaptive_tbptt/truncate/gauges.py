@@ -24,6 +24,7 @@ from ..measure.sampling import Evidence, LagRequest, LevelRequest, Request
 from .probe_budget import ProbeBudget
 
 Array = NDArray[np.float64]
+SINGLE = 4  # times as many windows where each carries a single loss, which is a noisier gradient
 
 
 class Gauge(ABC):
@@ -145,8 +146,9 @@ class MeasuredGauge(Gauge):
     ) -> LevelRequest:
         """Ask for windows of `losses` losses; of single losses where their number follows K."""
         contexts = levels_up_to(max(lags, k_range[1]), *k_range)
-        segments = self.budget.segments if remembered else self.budget.first
-        return LevelRequest(contexts, losses or 1, segments, size=self.size)
+        groups = self.budget.segments if remembered else self.budget.first
+        segments = groups if losses else SINGLE * groups
+        return LevelRequest(contexts, losses or 1, segments, groups, self.size)
 
     def gather(self, earlier: LevelSums | None, evidence: Evidence) -> LevelSums:
         """Add the newest measurement to what earlier ones left."""

@@ -9,7 +9,8 @@ class ProbeBudget(NamedTuple):
     """Windows that an estimate backpropagates.
 
     Attributes:
-        segments: windows of every row, per estimate.
+        segments: windows of every row, per estimate; four times as many where each carries a
+            single loss.
         first: the same for an estimate that has no earlier evidence to rest on.
         remembered: windows of earlier estimates that still count: parameters move slowly.
     """

@@ -117,7 +117,7 @@ def train_run(
         lags=config.lags,
         k_range=(config.k_min, config.k_max),
         gauge=config.state_gauge(),
-        sampling=Sampling(samples=256, burn_in=config.burn_in, seed=config.seed),
+        sampling=Sampling(samples=256, burn_in=config.burn_in, level=0.95, seed=config.seed),
     )
     return RunResult(fit, diagnosis, folder)
 
