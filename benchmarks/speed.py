@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import torch
-from adaptive_tbptt._torch.denormals import flushed_denormals
+from adaptive_tbptt._torch.number_formats import flushed_denormals
 
 from adaptive_tbptt.errors import unknown_name
 from contenders import BENCHMARKS, SIZES

@@ -100,11 +100,11 @@ def check_steps(inputs: Nest, targets: Nest, resets: Tensor | None) -> None:
                 )
 
 
-def check_finite(inputs: Nest) -> None:
+def check_finite(inputs: Nest, what: str = "the inputs") -> None:
     """Refuse NaN and infinity, naming the first step that has one."""
     for name, leaf in named_leaves(inputs):
         if leaf.is_floating_point() and not torch.isfinite(leaf).all():
             bad = ~torch.isfinite(leaf).flatten(1).all(dim=1)
             step = int(bad.nonzero()[0])
             where = "" if name == "state" else f" (leaf '{name}')"
-            raise ValueError(f"the inputs are NaN or infinite at step {step}{where}")
+            raise ValueError(f"{what} are NaN or infinite at step {step}{where}")

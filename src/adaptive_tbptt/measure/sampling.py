@@ -219,6 +219,7 @@ class LevelRequest:
             for index in range(self.segments):
                 segment = source.draw(self.steps, self.losses)
                 source.seeded(index)
+                check_finite(segment.inputs, f"the inputs of segment {index}")
                 found = self._gradients(source, segment, list(parameters.values()))
                 reached = reached or found.reached
                 group = index % groups
@@ -252,7 +253,6 @@ class LevelRequest:
         self, source: Source, segment: Segment, parameters: list[torch.Tensor]
     ) -> LevelGradients:
         recurrent = source.objective.recurrent
-        check_finite(segment.inputs)
         segment = recurrent.place(segment)
         state = warm_up(recurrent, segment, source.burn_in)
         window = segment.between(source.burn_in, segment.steps)
@@ -270,12 +270,13 @@ def _strike_out(
 
 def trained_parameters(objective: Objective) -> dict[str, torch.Tensor]:
     """Return the parameters that require a gradient, by name; tied ones once."""
-    found: dict[str, torch.Tensor] = {
-        f"{index}.{name}": p
-        for index, module in enumerate(objective.modules)
-        for name, p in module.named_parameters()
-        if p.requires_grad
-    }
+    found: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()  # a loss may share a parameter with the model
+    for index, module in enumerate(objective.modules):
+        for name, p in module.named_parameters():
+            if p.requires_grad and id(p) not in seen:
+                found[f"{index}.{name}"] = p
+                seen.add(id(p))
     if not found:
         raise ValueError("no parameter of the model requires a gradient")
     return found
