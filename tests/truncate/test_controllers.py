@@ -51,9 +51,10 @@ def sums(request, beta, seed=0):
     rng = np.random.default_rng(seed)
     edges = itertools.pairwise([-1, *request.contexts])
     mean = np.array([sum(beta**k for k in range(a + 1, b + 1)) for a, b in edges])[:, None]
-    noise = rng.standard_normal((request.segments, len(mean), 16))
+    groups = request.groups or request.segments
+    noise = rng.standard_normal((groups, len(mean), 16))
     vectors = mean * (1 + 0.3 * noise)
-    counts = np.full(request.segments, 4.0 * request.losses)
+    counts = np.full(groups, 4.0 * request.losses)
     return at.estimate.LevelSums(
         request.contexts, vectors.astype(np.float32), counts, request.losses
     )

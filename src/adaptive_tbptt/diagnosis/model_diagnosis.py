@@ -260,7 +260,7 @@ def _measure(
         more = segments - pilot
     if more > 0:
         report.done = pilot
-        rest, _ = _sized(request, more).measure(source, progress=report)
+        rest, _ = _sized(request, more).measure(source, progress=report, before=pilot)
         sums = LevelSums.concatenate([sums, rest])
     report.close()
     return sums
@@ -364,7 +364,7 @@ def _notes(curve: LevelCurve, sums: LevelSums) -> list[str]:
             f"the gradient has not decayed within {curve.lags} steps: what lies beyond them is not "
             "part of these numbers; look further back with lags="
         )
-    elif curve.tail > 0.01:
+    elif math.isfinite(curve.tail) and curve.tail > 0.01:
         notes.append(
             f"beyond {curve.lags} steps another {curve.tail:.1%} is left, by extrapolation; it is "
             "not part of these numbers"

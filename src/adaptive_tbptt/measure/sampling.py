@@ -202,11 +202,20 @@ class LevelRequest:
         return None
 
     def measure(
-        self, source: Source, plan: ProbePlan | None = None, progress: Progress | None = None
+        self,
+        source: Source,
+        plan: ProbePlan | None = None,
+        progress: Progress | None = None,
+        before: int = 0,
     ) -> tuple[LevelSums, ProbePlan | None]:
         """Draw windows, backpropagate them level by level and add them up in groups.
 
-        Levels need no plan: it is handed on.
+        Args:
+            source: where windows come from.
+            plan: levels need none; it is handed on.
+            progress: told how many windows are done, of how many.
+            before: windows of an earlier measurement that this one goes on from: numbers in
+                messages and seeds of the dropout follow theirs.
         """
         objective = source.objective
         parameters = trained_parameters(objective)
@@ -218,8 +227,8 @@ class LevelRequest:
             refuse_batch_norm(objective.recurrent.module)
             for index in range(self.segments):
                 segment = source.draw(self.steps, self.losses)
-                source.seeded(index)
-                check_finite(segment.inputs, f"the inputs of segment {index}")
+                source.seeded(before + index)
+                check_finite(segment.inputs, f"the inputs of segment {before + index}")
                 found = self._gradients(source, segment, list(parameters.values()))
                 reached = reached or found.reached
                 group = index % groups
@@ -230,8 +239,8 @@ class LevelRequest:
                         _strike_out(unreached, parameters, gradient)
                 if not torch.isfinite(sums[group]).all():
                     raise ValueError(
-                        f"the gradient of segment {index} is NaN or infinite: a loss or the "
-                        "recurrence overflows there"
+                        f"the gradient of segment {before + index} is NaN or infinite: a loss or "
+                        "the recurrence overflows there"
                     )
                 if progress is not None:
                     progress(index + 1, self.segments)

@@ -140,6 +140,11 @@ class MeasuredGauge(Gauge):
             raise ValueError(f"level must be in (0, 1), got {self.level}")
         if self.size < 16:
             raise ValueError(f"size must be at least 16, got {self.size}")
+        if min(self.budget.segments, self.budget.first) < 1 or self.budget.remembered < 0:
+            raise ValueError(
+                f"a budget buys at least one window per estimate and remembers 0 or more, got "
+                f"{self.budget}"
+            )
 
     def request(
         self, lags: int, k_range: tuple[int, int], losses: int | None, remembered: int
