@@ -70,7 +70,7 @@ except ImportError as error:
 def test_a_figure_without_matplotlib_is_the_only_thing_that_fails(tmp_path):
     done = run(
         """
-report = at.diagnose(model, loss_fn, stream, lags=20, samples=4)
+report = at.diagnose(model, loss_fn, stream, lags=20)
 print(report)
 try:
     report.figure("decay.png")

@@ -1,6 +1,5 @@
-"""The project itself: examples and benchmarks run. The documentation: `test_docs.py`."""
+"""The project itself: examples run, public names exist. The documentation: `test_docs.py`."""
 
-import os
 import subprocess
 import sys
 from importlib.util import find_spec

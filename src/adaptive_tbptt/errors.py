@@ -1,4 +1,4 @@
-"""What the library raises and warns of, for every room."""
+"""Errors and warnings of the library. Every message says what happened and what to do."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ __all__ = ["CheckpointError", "TrainingError", "TruncationWarning", "unknown_nam
 
 
 class TruncationWarning(UserWarning):
-    """The tolerance asked for is not met, or met only by extrapolation."""
+    """K does not meet the tolerance you asked for, or meets it only by extrapolation."""
 
 
 class TrainingError(Exception):
-    """Training cannot go on; the message says why, at which step, and what is safe."""
+    """Training had to stop. The message says why, where, and which checkpoint is still good."""
 
 
 class CheckpointError(Exception):
-    """A checkpoint that cannot be written, read, or used with this model; the message says why."""
+    """A checkpoint could not be written, read or loaded into this model. The message says why."""
 
 
 def unknown_name(name: str, known: Collection[str], what: str) -> ValueError:

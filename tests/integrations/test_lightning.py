@@ -311,7 +311,7 @@ def test_a_plateau_watches_what_it_is_told_to():
         assert len(seen) == 2
         assert seen[-1] == close(run.callback_metrics[monitor].item())
     module = Mine(gru(), at.FixedTruncation(6), schedule=plateau, monitor="nothing")
-    with pytest.raises(ValueError, match=r"'nothing', which is not logged; .* k, train_loss"):
+    with pytest.raises(ValueError, match=r"'nothing', which is not logged: .* k, train_loss"):
         trainer().fit(module, loader(chunks()))
 
 
@@ -355,7 +355,7 @@ def test_what_cannot_be_right_is_refused():
     shuffled = DataLoader(TensorDataset(x, y), batch_size=None, shuffle=True)
     with pytest.raises(ValueError, match=r"shuffles: .*or carry=False"):
         trainer().fit(Mine(gru(), six), shuffled)
-    with pytest.raises(TypeError, match=r"got dict; override chunk\(batch\)"):
+    with pytest.raises(TypeError, match=r"got dict: override chunk\(batch\)"):
         trainer().fit(Mine(gru(), six), loader([{"x": 1}]))
     module = Mine(gru(), six, schedule=lambda one: [one, copy.deepcopy(one)])
     with pytest.raises(ValueError, match="one optimiser"):

@@ -239,8 +239,9 @@ def test_a_nan_loss_stops_says_where_and_keeps_the_last_good_checkpoint(tmp_path
     again = build(tmp_path, controller=at.FixedTruncation(10))
     train, valid = streams()
     train._all.targets[55] = float("nan")  # in the window of steps 50 to 60 of epoch 2
-    with pytest.raises(
-        at.train.TrainingError, match=r"nan at data step 180, in epoch 2.*last\.saf"
+    with (
+        pytest.warns(UserWarning, match="the loss of steps 50 to 60 is NaN"),
+        pytest.raises(at.train.TrainingError, match=r"nan at data step 180, in epoch 2.*last\.saf"),
     ):
         again.fit(train, valid, epochs=2, resume=True)
     assert (tmp_path / "checkpoints" / "last.safetensors").read_bytes() == saved

@@ -9,11 +9,11 @@ import pytest
 
 import adaptive_tbptt
 from adaptive_tbptt.train import provenance
-from adaptive_tbptt.train.files import short
+from adaptive_tbptt.train.files import short_number
 
 
 def test_numbers_in_files_are_short():
-    assert [short(x) for x in (1.23456789, float("nan"), 3, None)] == [1.2346, None, 3, None]
+    assert [short_number(x) for x in (1.23456789, float("nan"), 3, None)] == [1.2346, None, 3, None]
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="no git")

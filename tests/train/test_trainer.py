@@ -1,5 +1,6 @@
 """The trainer: it learns, reports, obeys its options."""
 
+import itertools
 import json
 
 import pytest
@@ -135,21 +136,16 @@ def test_a_wrapped_model_says_how_it_is_laid_out():
     plain.load_state_dict(model.gru.state_dict())
     expected = at.evaluate(plain, F.mse_loss, stream)
     assert at.evaluate(model, F.mse_loss, stream, batch_first=True) == pytest.approx(expected)
-    report = at.diagnose(model, F.mse_loss, stream, lags=20, burn_in=2, samples=4, batch_first=True)
+    report = at.diagnosis.diagnose_decay(
+        recurrent, F.mse_loss, stream, lags=20, sampling=at.diagnosis.Sampling(burn_in=2, samples=4)
+    )
     assert report.profile.lags == 20
 
 
 def test_patience_and_time_end_a_run():
-    class Worse:
-        def __init__(self):
-            self.value = 0.0
-
-        def __call__(self, outputs, targets):
-            self.value += 1.0
-            return F.mse_loss(outputs, targets) + self.value
-
     trainer = build(patience=2)
-    trainer.tbptt.loss_fn = Worse()
+    evaluate, worse = trainer.evaluate, itertools.count()
+    trainer.evaluate = lambda stream: evaluate(stream) + next(worse)
     result = trainer.fit(*streams(), epochs=50)
     assert (result.stopped, result.epochs, result.best_epoch) == ("patience", 3, 1)
     result = build(max_seconds=0.0).fit(*streams(), epochs=50)

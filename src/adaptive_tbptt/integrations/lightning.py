@@ -1,18 +1,17 @@
 """Truncated backpropagation under Lightning's Trainer, which removed its own in 2.0.
 
-The Trainer reads the loader and hands over one batch at a time; windows do not end where batches
-do. So `training_step` takes a chunk and runs every window that has all of its losses by then, one
-optimiser step each: several for a long chunk, none while chunks are shorter than K. What is left
-at the end of an epoch is run with its last batch. The gradients are those of `AdaptiveTBPTT` in a
-loop of one's own over the same chunks.
+Lightning's Trainer hands over one batch at a time, and windows do not end where batches do. So
+`training_step` takes a batch as a chunk and runs every window whose losses are all there by then.
+Each window is one optimiser step: a long chunk makes several, chunks shorter than K make none until
+enough have come. The last batch of an epoch also runs what is left. The gradients equal those of
+`AdaptiveTBPTT` in your own loop over the same chunks.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from ..loop.adaptive import AdaptiveTBPTT
 from ..loop.clipping import Clip
 from ..loop.step_scale import Rule, StepScale
 from ..loop.window import Window
+from .chunk_feed import ChunkFeed, until_starved
 
 try:
     from lightning.pytorch import Callback, LightningModule
@@ -37,77 +37,52 @@ except ImportError as error:
         "Lightning is not installed: pip install 'adaptive-tbptt[lightning]'"
     ) from error
 
-
 KEY = "adaptive_tbptt"  # in Lightning's checkpoints
-
-
-class Starved(Exception):
-    """A window needs a chunk that the Trainer has not handed over yet."""
-
-
-class Feed(Iterator[Segment]):
-    """The chunks of one epoch, as they come.
-
-    `ChunkStream` reads it. Where the next chunk has not come, `Starved` leaves the stream and the
-    windows as they were, so the same window is asked for again once it has.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: deque[Segment] = deque()
-        self._closed = False
-
-    def put(self, chunk: Segment, last: bool) -> None:
-        """Hand over the next chunk; say whether it is the last."""
-        self._waiting.append(chunk)
-        self._closed = last
-
-    def __next__(self) -> Segment:
-        """Return the next chunk."""
-        if self._waiting:
-            return self._waiting.popleft()
-        raise StopIteration if self._closed else Starved
 
 
 class TBPTTModule(LightningModule):
     """A LightningModule trained with truncated backpropagation, K fixed or chosen from delta.
 
-    Make it the base of your module, give it a `tbptt` and leave `training_step` out. The
-    optimiser comes from `configure_optimizers` as ever. `tbptt` may be of a part of the module or
-    of the module itself: `AdaptiveTBPTT(self, ...)`.
+    Make it the base of your module, set `self.tbptt` and leave `training_step` out. The optimiser
+    comes from `configure_optimizers` as usual. `tbptt` may hold a part of the module, or the module
+    itself: `AdaptiveTBPTT(self, ...)`.
 
     Each batch of the training loader is `(inputs, targets)` or `(inputs, targets, resets)` in the
-    layout of the model, time first unless it is `batch_first`; override `chunk` for others.
+    layout of the model: time first, unless the model is `batch_first`. Override `chunk` for batches
+    of another form.
 
     Args:
-        carry: True where each batch continues the one before, row by row: the state is carried
-            over batches and starts anew with the epoch. False where each batch holds sequences of
-            its own, as Lightning's `truncated_bptt_steps` had it; no window crosses batches.
-        clip: gradient clipping, on unscaled gradients under every precision plugin. Lightning
+        carry: True if each batch continues the one before, row by row: the state is carried from
+            batch to batch and reset at the start of an epoch. False if each batch holds sequences
+            of its own, as with Lightning's `truncated_bptt_steps`: the state is reset for every
+            batch, and no window crosses from one batch to the next.
+        clip: gradient clipping. It sees unscaled gradients under every precision plugin. Lightning
             does not allow `Trainer(gradient_clip_val=...)` here.
         step_scale: how the rate follows the losses of a window, as the rule of `StepScale`. None
             follows the optimiser: 'sqrt' for SGD and ASGD, 'none' for all others.
-        monitor: the logged metric that a `ReduceLROnPlateau` watches. Lightning drops the one in
-            `configure_optimizers` under manual optimisation.
+        monitor: the logged metric that a `ReduceLROnPlateau` watches. Lightning ignores the one
+            that `configure_optimizers` returns, because optimisation is manual here.
         args: for a further base class, with `kwargs`.
         kwargs: see `args`.
 
     Attributes:
-        tbptt: yours to set; the windows that are trained on.
+        tbptt: yours to set; the windows to train on.
         automatic_optimization: False, since one batch may hold several optimiser steps.
 
-    Schedulers are stepped for you: those with `"interval": "step"` after every window, others
-    after every epoch. Logged are `train_loss` (the epoch's mean), `k`, `beta` and `relative_bias`.
-    `global_step` and `max_steps` count windows, that is optimiser steps.
+    The module steps your schedulers: those with `"interval": "step"` after every window, all others
+    after every epoch. It logs `train_loss` (the mean of the epoch), `k`, `beta` and
+    `relative_bias`. `global_step` and `max_steps` count windows, that is optimiser steps.
 
-    Without `estimate_every`, `estimates_per_epoch` takes every batch to be as long as the first.
+    Without `estimate_every`, the module turns `estimates_per_epoch` into steps by assuming that
+    every batch is as long as the first.
 
-    Checkpoints hold K, its history and the carried state. A run that is resumed at the end of an
-    epoch goes on as if it had not stopped. Inside an epoch it does so where the loader is
-    resumable (has `state_dict` and `load_state_dict`); with any other, Lightning reads the data
-    from the first batch again, so the state starts anew too, with a warning. Lightning does not
-    save random states, so dropout differs after a resume.
+    Checkpoints hold K, its history and the carried state. A run resumed at the end of an epoch
+    equals one that never stopped. So does one resumed inside an epoch, if the loader is resumable
+    (has `state_dict` and `load_state_dict`). With any other loader Lightning reads the data from
+    the first batch again, so the module resets the state too, and warns. Lightning does not save
+    random states, so dropout differs after a resume.
 
-    Call `super()` where you override `on_before_optimizer_step`, `on_train_epoch_end`,
+    Call `super()` if you override `on_before_optimizer_step`, `on_train_epoch_end`,
     `on_save_checkpoint`, `on_load_checkpoint` or `configure_callbacks`.
 
     >>> from torch import nn
@@ -139,18 +114,18 @@ class TBPTTModule(LightningModule):
         super().__init__(*args, **kwargs)
         self.automatic_optimization = False
         self.carry, self.clip, self.step_scale, self.monitor = carry, clip, step_scale, monitor
-        self._feed: Feed | None = None
+        self._feed: ChunkFeed | None = None
         self._stream: ChunkStream | None = None
-        self._saved_stream: dict[str, Any] | None = None
-        self._planned = False  # whether estimate_every is ours
-        self._losses = 1  # K2 of the window whose step comes next
+        self._saved_stream: dict[str, Any] | None = None  # from a checkpoint, until the next batch
+        self._planned = False  # whether this module has set tbptt.estimate_every
+        self._losses = 1  # K2 of the window whose step comes next, for clipping in a hook
 
     def chunk(self, batch: Any) -> Any:
-        """Make `(inputs, targets)` or `(inputs, targets, resets)` of a batch; override at will."""
+        """Return a batch as `(inputs, targets)` or `(inputs, targets, resets)`."""
         return batch
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
-        """Take a chunk and run the windows it completes; return their mean loss, if any."""
+        """Add a chunk and run the windows it completes; return their mean loss, if any."""
         optimizer = self._only_optimizer()
         chunk = self._as_segment(batch)
         last = bool(self.trainer.is_last_batch) or not self.carry
@@ -158,15 +133,16 @@ class TBPTTModule(LightningModule):
         self._plan_estimates(chunk.steps, batch_idx)
         feed.put(chunk, last)
         losses: list[Tensor] = []
+        # For this call only: whatever else steps the optimiser must find no hooks on it.
         scale = StepScale(optimizer.optimizer, self.step_scale)
         try:
-            for window in _until_starved(self.tbptt.windows(stream)):
+            for window in until_starved(self.tbptt.windows(stream)):
                 losses.append(self._update(window, optimizer, scale))
                 if 0 <= self.trainer.max_steps <= self.trainer.global_step:
                     break
         finally:
             scale.remove()
-        if last:
+        if last:  # the next batch begins a new epoch, or new sequences
             self._feed = self._stream = None
         if self.trainer.is_last_batch:
             self._step_schedulers("epoch", plateau=False)
@@ -176,7 +152,7 @@ class TBPTTModule(LightningModule):
         return torch.stack(losses).mean()
 
     def _update(self, window: Window, optimizer: LightningOptimizer, scale: StepScale) -> Tensor:
-        """One step: theta - gamma sqrt(K) g (Algorithm 1, lines 9 to 11)."""
+        """Take one step: theta - gamma sqrt(K2) g (Algorithm 1, lines 9 to 11)."""
         with flushed_denormals():
             loss = window.loss()
             self.manual_backward(loss)
@@ -200,26 +176,26 @@ class TBPTTModule(LightningModule):
         return loss
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Clip: a precision plugin has unscaled the gradients by now, and not before."""
+        """Clip the gradients; precision plugins unscale them just before this hook."""
         super().on_before_optimizer_step(optimizer)
         if self.clip is not None:
             scaler = getattr(self.trainer.precision_plugin, "scaler", None)
             if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
                 raise ValueError(
                     f"a fused {type(optimizer).__name__} unscales the gradients inside its step, "
-                    "too late for clipping: use fused=False, or bf16-mixed"
+                    "which is too late for clipping: use fused=False, or bf16-mixed"
                 )
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             self.clip(parameters, self._losses)
 
     def on_train_epoch_end(self) -> None:
-        """Step a `ReduceLROnPlateau`; validation has run by now."""
+        """Step a `ReduceLROnPlateau`, now that validation has run."""
         super().on_train_epoch_end()
-        if not self.trainer.fit_loop.restarting:  # a checkpoint has no metrics to watch
+        if not self.trainer.fit_loop.restarting:  # a loaded checkpoint brings no metrics
             self._step_schedulers("epoch", plateau=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add K, its history and the carried state; inside an epoch the steps still held too."""
+        """Add K, its history and the carried state; inside an epoch also the steps not yet used."""
         super().on_save_checkpoint(checkpoint)
         checkpoint[KEY] = {
             "controller": repr(self.tbptt.controller),
@@ -228,15 +204,15 @@ class TBPTTModule(LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take them back, unless they are of another controller."""
+        """Load them, unless another controller made them."""
         super().on_load_checkpoint(checkpoint)
         saved = checkpoint.get(KEY)
         if saved is None:
             return
         if saved["controller"] != repr(self.tbptt.controller):
             warnings.warn(
-                f"the checkpoint was made with {saved['controller']}; K starts anew with "
-                f"{self.tbptt.controller!r}",
+                f"the checkpoint was made with {saved['controller']}, so its K is not loaded: "
+                f"{self.tbptt.controller!r} chooses a new one",
                 stacklevel=2,
             )
             return
@@ -245,39 +221,45 @@ class TBPTTModule(LightningModule):
         self._saved_stream = saved["stream"]
 
     def configure_callbacks(self) -> list[Callback]:
-        """Check the Trainer's settings; it is the first hook, and Lightning's words come later."""
-        trainer = self.trainer
-        if trainer.state.fn == "fit":
-            if trainer.gradient_clip_val:
-                raise ValueError(
-                    f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) clips once per "
-                    "batch, and a batch makes several steps here: leave it out and pass "
-                    f"clip=Clip({trainer.gradient_clip_val}) to super().__init__ of your module"
-                )
-            if trainer.accumulate_grad_batches != 1:
-                raise ValueError(
-                    "Trainer(accumulate_grad_batches=...) counts batches, and steps are windows "
-                    "here: leave it out and pass losses= to AdaptiveTBPTT for larger windows"
-                )
-            if trainer.world_size > 1:
-                raise ValueError(
-                    f"{trainer.world_size} processes would each choose their own K and wait for "
-                    "each other: use Trainer(devices=1)"
-                )
-            if not isinstance(getattr(self, "tbptt", None), AdaptiveTBPTT):
-                raise ValueError(
-                    f"{type(self).__name__} has no tbptt: set self.tbptt = AdaptiveTBPTT(model, "
-                    "loss_fn, controller) in __init__"
-                )
+        """Check the settings of Lightning's Trainer; this is the first hook that it calls.
+
+        Later, Lightning would refuse some of them itself, with an error about manual optimisation.
+        """
+        if self.trainer.state.fn == "fit":
+            self._check_settings()
         callbacks = super().configure_callbacks()
         return list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+
+    def _check_settings(self) -> None:
+        trainer = self.trainer
+        if trainer.gradient_clip_val:
+            raise ValueError(
+                f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) clips once per batch, but "
+                "here a batch makes several steps: leave it out and pass "
+                f"clip=Clip({trainer.gradient_clip_val}) to super().__init__ of your module"
+            )
+        if trainer.accumulate_grad_batches != 1:
+            raise ValueError(
+                "Trainer(accumulate_grad_batches=...) counts batches, but here every window is a "
+                "step: leave it out and pass losses= to AdaptiveTBPTT for larger windows"
+            )
+        if trainer.world_size > 1:
+            raise ValueError(
+                f"{trainer.world_size} processes would each choose their own K and wait for each "
+                "other forever: use Trainer(devices=1)"
+            )
+        if not isinstance(getattr(self, "tbptt", None), AdaptiveTBPTT):
+            raise ValueError(
+                f"{type(self).__name__} has no tbptt: set self.tbptt = AdaptiveTBPTT(model, "
+                "loss_fn, controller) in __init__"
+            )
 
     def _only_optimizer(self) -> LightningOptimizer:
         optimizer = self.optimizers()
         if not isinstance(optimizer, LightningOptimizer):
             raise ValueError(
-                "configure_optimizers must give one optimiser; put its parameters into groups "
-                "for rates of their own"
+                "configure_optimizers must return one optimiser: use parameter groups for "
+                "parameters with rates of their own"
             )
         return optimizer
 
@@ -286,23 +268,23 @@ class TBPTTModule(LightningModule):
         if not isinstance(parts, tuple | list) or len(parts) not in (2, 3):
             raise TypeError(
                 "a batch must be (inputs, targets) or (inputs, targets, resets), got "
-                f"{type(parts).__name__}; override chunk(batch) to make it so"
+                f"{type(parts).__name__}: override chunk(batch) to return one of the two"
             )
         return time_first(*parts, batch_first=self.tbptt.recurrent.batch_first)
 
-    def _open(self, batch_idx: int) -> tuple[Feed, ChunkStream]:
-        """Return the stream that the next chunk belongs to."""
+    def _open(self, batch_idx: int) -> tuple[ChunkFeed, ChunkStream]:
+        """Return the feed and the stream that the next chunk belongs to."""
         if batch_idx == 0:
             loader = self.trainer.train_dataloader
             if self.carry and isinstance(loader, DataLoader) and shuffles(loader):
                 raise ValueError(
                     "the training loader shuffles: its batches do not continue each other, so "
                     "the state carried from one to the next would be wrong. Use shuffle=False, "
-                    "or carry=False where each batch holds sequences of its own"
+                    "or carry=False if each batch holds sequences of its own"
                 )
         saved, self._saved_stream = self._saved_stream, None
         if batch_idx == 0 or self._feed is None or self._stream is None:
-            self._feed = Feed()
+            self._feed = ChunkFeed()
             self._stream = ChunkStream(self._feed)
             if batch_idx > 0 and saved is not None:
                 self._resume_inside_an_epoch(saved)
@@ -316,13 +298,13 @@ class TBPTTModule(LightningModule):
         else:
             warnings.warn(
                 "resumed inside an epoch with a loader that is not resumable: Lightning reads "
-                "the data from the first batch again, so the state starts anew. Checkpoint at the "
-                "end of an epoch, or use a loader with state_dict and load_state_dict",
+                "the data from the first batch again, so the state is reset. Checkpoint at the end "
+                "of an epoch, or use a loader with state_dict and load_state_dict",
                 stacklevel=2,
             )
 
     def _plan_estimates(self, steps: int, batch_idx: int) -> None:
-        """Make steps of `estimates_per_epoch`: the stream does not know how long it will be."""
+        """Set `estimate_every` from `estimates_per_epoch`: a fed stream has no known length."""
         tbptt = self.tbptt
         if tbptt.request is None:
             return
@@ -330,14 +312,19 @@ class TBPTTModule(LightningModule):
             batches = self.trainer.num_training_batches
             if math.isinf(batches):
                 raise ValueError(
-                    "the loader does not say how long it is, so estimates_per_epoch means "
-                    "nothing: pass estimate_every=, a number of steps, to AdaptiveTBPTT"
+                    "the loader has no length, so estimates_per_epoch cannot be turned into "
+                    "steps: pass estimate_every=, a number of steps, to AdaptiveTBPTT"
                 )
             tbptt.estimate_every = math.ceil(batches * steps / tbptt.estimates_per_epoch)
             self._planned = True
 
     def _step_schedulers(self, interval: str, *, plateau: bool) -> None:
-        """Lightning leaves schedulers alone under manual optimisation."""
+        """Step the schedulers of an interval, which Lightning does not under manual optimisation.
+
+        Args:
+            interval: 'step' or 'epoch'.
+            plateau: step those that watch a metric, or all others.
+        """
         done = self.trainer.global_step if interval == "step" else self.trainer.current_epoch + 1
         for config in self.trainer.lr_scheduler_configs:
             scheduler = config.scheduler
@@ -350,9 +337,9 @@ class TBPTTModule(LightningModule):
                 metric = self.trainer.callback_metrics.get(self.monitor)
                 if metric is None:
                     raise ValueError(
-                        f"ReduceLROnPlateau watches '{self.monitor}', which is not logged; pass "
-                        f"monitor= one of {', '.join(sorted(self.trainer.callback_metrics))} to "
-                        "super().__init__ of your module"
+                        f"ReduceLROnPlateau watches '{self.monitor}', which is not logged: pass "
+                        "monitor= to super().__init__ of your module, one of "
+                        f"{', '.join(sorted(self.trainer.callback_metrics))}"
                     )
             self.lr_scheduler_step(scheduler, metric)
 
@@ -361,11 +348,3 @@ class TBPTTModule(LightningModule):
         self.log("k", float(self.tbptt.k or 0), prog_bar=True)
         if decision is not None:
             self.log_dict({"beta": decision.beta, "relative_bias": decision.relative_bias})
-
-
-def _until_starved(windows: Iterable[Window]) -> Iterator[Window]:
-    """Yield windows as long as their steps have come."""
-    try:
-        yield from windows
-    except Starved:
-        return

@@ -1,6 +1,6 @@
-"""Checkpoints: one safetensors file each, written atomically, nothing in it runs code on load.
+"""Checkpoints: one safetensors file each, written atomically. Loading one runs no code from it.
 
-Tensors are stored as such; the nest of dicts, lists and numbers around them is JSON in the file's
+The tensors are those of the file. The nest of dicts, lists and numbers around them is JSON in its
 metadata.
 """
 
@@ -19,11 +19,11 @@ from torch import Tensor
 from ..errors import CheckpointError
 
 FORMAT = "adaptive-tbptt checkpoint"
-VERSION = 1
+VERSION = 1  # raised when an older release could no longer read what this one writes
 
 
 def require_safetensors() -> None:
-    """Refuse to go on where safetensors is not installed; name the extra that brings it."""
+    """Raise an ImportError that names the extra if safetensors is not installed."""
     if find_spec("safetensors") is None:
         raise ImportError(
             "checkpoints are safetensors files, and safetensors is not installed: pip install "
@@ -34,8 +34,8 @@ def require_safetensors() -> None:
 def save(path: str | Path, nest: Any) -> None:
     """Write a nest of dicts, lists, tuples, numbers, strings and tensors.
 
-    The file appears under its name only when it is complete and on disk: a process killed at any
-    moment leaves the one before it.
+    The file gets its name only when it is complete and on disk. If the process is killed at any
+    moment before, the previous checkpoint stays.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "a.safetensors"
@@ -50,12 +50,12 @@ def save(path: str | Path, nest: Any) -> None:
     path = Path(path)
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_encode(nest, tensors))
-    # A name of its own per process, so that two writers never share a half-written file.
+    # The process id keeps two writers from sharing one half-written file.
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, partial, {"format": FORMAT, "version": str(VERSION), "nest": text})
-        _sync(partial)
+        _sync(partial)  # before the rename: the name must never stand for data still in a cache
         os.replace(partial, path)
         _sync(path.parent)
     except (OSError, SafetensorError) as error:
@@ -85,19 +85,27 @@ def load(path: str | Path) -> Any:
 
 
 def load_model(module: torch.nn.Module, saved: dict[str, Tensor], source: str | Path) -> None:
-    """Load parameters and buffers; say what does not fit, and then change nothing."""
+    """Load parameters and buffers into a module.
+
+    If they do not fit, the error lists every difference and the module stays as it was.
+
+    Args:
+        module: the module to load into.
+        saved: its state dict, from a checkpoint.
+        source: where it comes from, for the error.
+    """
     own = module.state_dict()
     missing, extra = sorted(own.keys() - saved.keys()), sorted(saved.keys() - own.keys())
     shapes = [
         f"{name} is {tuple(saved[name].shape)} there and {tuple(own[name].shape)} here"
         for name in own.keys() & saved.keys()
-        if isinstance(own[name], Tensor)  # others are a module's extra state
+        if isinstance(own[name], Tensor)  # anything else is the extra state of a module
         and isinstance(saved[name], Tensor)
         and saved[name].shape != own[name].shape
     ]
     problems = [
         *(f"{name} is missing" for name in missing),
-        *(f"{name} is unknown to this model" for name in extra),
+        *(f"{name} is not part of this model" for name in extra),
         *sorted(shapes),
     ]
     if problems:
@@ -116,20 +124,23 @@ def _sync(path: Path) -> None:
 def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         name = str(len(tensors))
-        # A copy: tied parameters share memory, which safetensors refuses.
+        # A copy, because safetensors refuses tensors that share memory, as tied parameters do.
         tensors[name] = value.detach().cpu().clone().contiguous()
         return {"$tensor": name}
     if isinstance(value, tuple):
         return {"$tuple": [_encode(v, tensors) for v in value]}
     if isinstance(value, list):
         return [_encode(v, tensors) for v in value]
-    if isinstance(value, Counter):  # milestones of schedulers
+    if isinstance(value, Counter):  # how MultiStepLR holds its milestones
         return {"$counter": _encode(dict(value), tensors)}
     if isinstance(value, dict):
         return {"$dict": [[_encode(k, tensors), _encode(v, tensors)] for k, v in value.items()]}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise CheckpointError(f"cannot save a {type(value).__name__}")
+    raise CheckpointError(
+        f"a checkpoint cannot hold a {type(value).__name__}: only tensors, numbers, strings, None, "
+        "and dicts, lists and tuples of them"
+    )
 
 
 def _decode(value: Any, tensor: Any) -> Any:
@@ -138,7 +149,8 @@ def _decode(value: Any, tensor: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if "$tensor" in value:
-        # A copy: memory as torch aligns it, or the CPU rounds otherwise than before the checkpoint.
+        # A copy in memory that torch aligns. Unaligned, the CPU sums in another order, and the
+        # resumed run would differ in the last bits.
         return tensor(value["$tensor"]).clone()
     if "$counter" in value:
         return Counter(_decode(value["$counter"], tensor))

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there, and what is written into them."""
+"""Text files of run folders: written whole or not at all, read as JSON lines or TOML."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file beside its place and move it there, so that no reader sees a part of it."""
+    """Write a file under another name and rename it, so that no reader sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -22,7 +22,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read JSON lines; a last line that is still being written does not count."""
+    """Read a file of JSON lines.
+
+    A last line that is not JSON is skipped: another process may still be writing it.
+    """
     lines = path.read_text().splitlines() if path.is_file() else []
     rows = []
     for number, line in enumerate(lines, 1):
@@ -39,14 +42,20 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def short_number(value: Any) -> Any:
-    """Return a float in five digits, which keeps files small, or None where it is not finite."""
+    """Round a float to five digits, which keeps files small; None replaces what is not finite.
+
+    JSON has neither NaN nor infinity. Anything but a float is returned as it is.
+
+    >>> short_number(1.23456789), short_number(float("nan")), short_number(7)
+    (1.2346, None, 7)
+    """
     if isinstance(value, float):
         return float(f"{value:.5g}") if math.isfinite(value) else None
     return value
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a file of TOML, or say which one is none."""
+    """Read a TOML file; an error names the file."""
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except ValueError as error:

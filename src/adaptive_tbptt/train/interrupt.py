@@ -1,4 +1,4 @@
-"""Ctrl-C, or the notice a cluster sends before it ends a job, between two windows of training."""
+"""Signals that wait until the window under way is trained: Ctrl-C, and SIGTERM from a cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C, unless somebody else listens to it."""
+    """Raise `KeyboardInterrupt` on SIGTERM, unless the process has a handler of its own for it."""
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -30,13 +30,17 @@ def termination_as_interrupt() -> Iterator[None]:
 
 
 class DeferredInterrupt:
-    """Turns the first SIGINT or SIGTERM into `pending`; the second interrupts at once.
+    """Set `pending` on the first SIGINT or SIGTERM; raise `KeyboardInterrupt` on the second.
 
-    A SIGTERM that somebody else listens to is left to them. Processes that are forked meanwhile, by
-    a pool in a callback say, get the handlers from before: they would not end when told to.
+    If the process has its own handler for SIGTERM, that handler stays. Processes forked inside the
+    block, by a pool in a callback for instance, get the handlers from before: with ours they would
+    only set a flag that nobody reads, and never end.
+
+    Attributes:
+        pending: whether a signal has come.
     """
 
-    _open: ClassVar[list[DeferredInterrupt]] = []
+    _open: ClassVar[list[DeferredInterrupt]] = []  # blocks under way, for the hooks of fork
 
     def __init__(self) -> None:
         self.pending = False
@@ -61,7 +65,7 @@ class DeferredInterrupt:
 
     def _restore(self) -> None:
         for number, handler in self._before.items():
-            if handler is not None:  # None: not set by Python, so Python cannot set it again
+            if handler is not None:  # None: set outside Python, which cannot set it again
                 signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -71,12 +75,13 @@ class DeferredInterrupt:
 
     @classmethod
     def _hold(cls, how: int) -> None:
+        """Block the signals during a fork, until the child has its own handlers back."""
         if cls._open:
             signal.pthread_sigmask(how, {signal.SIGINT, signal.SIGTERM})
 
     @classmethod
     def _in_child(cls) -> None:
-        """Put every handler back before a signal that came meanwhile is let through."""
+        # Handlers first: unblocking delivers a signal that came during the fork.
         for interrupt in reversed(cls._open):
             interrupt._restore()
         cls._hold(signal.SIG_UNBLOCK)

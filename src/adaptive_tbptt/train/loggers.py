@@ -1,4 +1,4 @@
-"""Where metrics go: JSON lines always, TensorBoard when installed, anything through a protocol."""
+"""Where metrics go: JSON lines, TensorBoard, or any object with the two methods of `Logger`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,25 @@ Metrics = Mapping[str, Any]
 
 
 class Logger(Protocol):
-    """Anything with these two methods can log a run (wandb, MLflow, a list)."""
+    """What `Trainer(loggers=...)` takes: wrap wandb, MLflow or a list in these two methods."""
 
     def log(self, metrics: Metrics, step: int) -> None:
-        """Take the metrics of one event; `step` counts data steps trained on."""
+        """Receive the metrics of one event; `step` is the number of data steps trained on."""
 
     def close(self) -> None:
-        """Write out what is still held."""
+        """Write what is still buffered; the run has ended."""
 
 
 class JsonlLogger:
-    """One JSON object a line. A run that is resumed drops lines written after its checkpoint.
+    """Write one JSON object per line.
 
     Args:
-        path: the file; it is created with its folder.
-        keep: number of lines to keep of a file that exists.
+        path: the file; its folder is created if need be.
+        keep: how many lines of an existing file to keep. A resumed run drops those that were
+            written after its checkpoint, because it will write them again.
+
+    Attributes:
+        lines: number of lines in the file.
     """
 
     def __init__(self, path: str | Path, keep: int = 0) -> None:
@@ -39,7 +43,7 @@ class JsonlLogger:
         self._file = self.path.open("a")
 
     def log(self, metrics: Metrics, step: int) -> None:
-        """Write and flush a line; infinities become null, which is JSON."""
+        """Write a line and flush it; NaN and infinities become null, since JSON has neither."""
         self._file.write(json.dumps(plain({"step": step, **metrics})) + "\n")
         self._file.flush()
         self.lines += 1
@@ -50,7 +54,10 @@ class JsonlLogger:
 
 
 def plain(value: Any) -> Any:
-    """Make JSON of what a callback may add: no NaN; scalars of numpy and torch as numbers."""
+    """Convert what a callback may add to JSON types.
+
+    Scalars of numpy and torch become numbers; NaN and infinities become None.
+    """
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -62,7 +69,7 @@ def plain(value: Any) -> Any:
 
 
 class TensorBoardLogger:
-    """Scalars for TensorBoard; needs `pip install adaptive-tbptt[tensorboard]`."""
+    """Write scalars for TensorBoard; needs `pip install 'adaptive-tbptt[tensorboard]'`."""
 
     def __init__(self, folder: str | Path) -> None:
         try:
@@ -74,7 +81,7 @@ class TensorBoardLogger:
         self._writer: Any = SummaryWriter(str(folder))
 
     def log(self, metrics: Metrics, step: int) -> None:
-        """Write every number."""
+        """Write every metric that is a number."""
         for name, value in metrics.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 self._writer.add_scalar(name, value, step)

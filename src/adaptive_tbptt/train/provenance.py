@@ -1,4 +1,4 @@
-"""Where a result comes from: the machine, the versions, the commit."""
+"""Where a result comes from: the machine, the versions of Python and torch, the commit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 
 def origin() -> dict[str, str]:
-    """Say on what machine and with what code a result was made."""
+    """Return the machine, the versions and the commit, by name."""
     return {
         "machine": f"{_processor()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
@@ -41,11 +41,13 @@ def _processor() -> str:
 
 @functools.cache
 def commit() -> str:
-    """Return the commit of the code, short; 'unknown' where the code is not under version control.
+    """Return the short commit of this code, with '+changes' if files differ from it.
 
-    The code may be installed inside another project's repository, and may have been changed since.
+    It is 'unknown' where the code is not under version control.
     """
     try:
+        # The package may be installed inside the repository of another project, whose commit says
+        # nothing about this code: so ask whether this very file is tracked.
         _git("ls-files", "--error-unmatch", Path(__file__).name)
         changes = "+changes" if _git("status", "--porcelain", ".") else ""
         return _git("rev-parse", "--short=12", "HEAD") + changes

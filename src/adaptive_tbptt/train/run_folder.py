@@ -1,4 +1,4 @@
-"""The folder of a run: `metrics.jsonl`, `starts.jsonl`, `checkpoints/`, never left half written."""
+"""The folder of a run: `metrics.jsonl`, `starts.jsonl` and `checkpoints/`."""
 
 from __future__ import annotations
 
@@ -17,25 +17,33 @@ from .provenance import origin, version
 
 try:
     import fcntl
-except ImportError:  # Windows has none: there, nothing keeps two processes apart
+except ImportError:  # Windows has no fcntl; there, two processes can write to one folder
     fcntl = None  # type: ignore[assignment]
 
 
 class RunFolder:
-    """Where a run keeps what must survive it; a folder of None keeps nothing."""
+    """Where a run keeps its metrics and checkpoints.
+
+    Args:
+        path: the folder; None keeps nothing.
+    """
 
     def __init__(self, path: str | Path | None) -> None:
-        if path is not None:  # said now, not when the first checkpoint is due
+        if path is not None:  # fail now, not when the first checkpoint is due
             checkpoint.require_safetensors()
         self.path = None if path is None else Path(path)
         self._metrics: JsonlLogger | None = None
 
     def file(self, name: str) -> Path | None:
-        """Return the path of a checkpoint."""
+        """Return the path of the checkpoint `name`; None without a folder."""
         return None if self.path is None else self.path / "checkpoints" / f"{name}.safetensors"
 
     def tensorboard(self, wanted: bool | None) -> list[Logger]:
-        """Return a logger for TensorBoard, if wanted; None wants it where it is installed."""
+        """Return a list with a logger for TensorBoard, or an empty one.
+
+        Args:
+            wanted: whether to log there; None does so where TensorBoard is installed.
+        """
         if wanted is None:
             wanted = self.path is not None and find_spec("tensorboard") is not None
         if not wanted:
@@ -49,7 +57,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes out of the folder; the system lets go however this one ends."""
+        """Lock the folder against other processes; the system frees the lock when this one dies."""
         if self.path is None or fcntl is None:
             yield
             return
@@ -66,12 +74,12 @@ class RunFolder:
                     f"another process is training in {self.path}: wait for it, or use another "
                     "run_dir"
                 ) from error
-            except OSError:  # a file system without locks keeps nobody out
+            except OSError:  # the file system has no locks: train without one
                 pass
             yield
 
     def last(self, resume: bool) -> Any:
-        """Return the last checkpoint to resume from, or None; refuse to overwrite a run."""
+        """Return the last checkpoint, or None if there is none; refuse to overwrite a run."""
         path = self.file("last")
         if path is None:
             if resume:
@@ -81,13 +89,13 @@ class RunFolder:
             return None
         if not resume:
             raise TrainingError(
-                f"{self.path} already holds a run: resume=True goes on with it, another run_dir "
-                "starts anew"
+                f"{self.path} already holds a run: continue it with resume=True, or use another "
+                "run_dir"
             )
         return checkpoint.load(path)
 
     def open(self, keep: int = 0) -> None:
-        """Start to write metrics, after the first `keep` lines of those that exist."""
+        """Open the metrics for writing; keep the first `keep` lines of an existing file."""
         if self.path is None:
             return
         try:
@@ -97,7 +105,7 @@ class RunFolder:
             raise TrainingError(f"cannot write to {self.path}: {error}") from error
 
     def _note_start(self) -> None:
-        """Add a line to `starts.jsonl`: when and where the run was begun or gone on with."""
+        """Add a line to `starts.jsonl`: when, where and with what code the run started."""
         assert self.path is not None
         now = datetime.now(UTC).isoformat(timespec="seconds")
         with (self.path / "starts.jsonl").open("a") as file:
@@ -105,7 +113,7 @@ class RunFolder:
 
     @property
     def lines(self) -> int:
-        """Lines of metrics written so far."""
+        """Lines in the file of metrics."""
         return 0 if self._metrics is None else self._metrics.lines
 
     def log(self, metrics: Metrics, step: int) -> None:
@@ -128,7 +136,7 @@ class RunFolder:
             raise TrainingError(f"{error}{self.what_is_safe()}") from error
 
     def what_is_safe(self) -> str:
-        """Name the checkpoint that a failed run can be resumed from, as the end of a sentence."""
+        """Return the end of an error message: which checkpoint the run can be resumed from."""
         path = self.file("last")
         return "" if path is None or not path.exists() else f". The last good checkpoint is {path}"
 
