@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -254,7 +255,7 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def preset_of(presets: dict[str, Any], name: str) -> Any:
+def preset_of(presets: Mapping[str, Any], name: str) -> Any:
     """Return the configuration of that name."""
     if name not in presets:
         raise unknown_name(name, presets, "preset")
