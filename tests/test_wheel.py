@@ -12,8 +12,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
-ABSENT = ("atbptt_paper", "jinja2", "lightning", "matplotlib", "plotly", "ray", "rich",
-          "safetensors", "tensorboard", "typer")  # fmt: skip
+ABSENT = ("atbptt_paper", "lightning", "matplotlib", "plotly", "ray", "rich", "safetensors",
+          "tensorboard", "typer")  # fmt: skip
 USE = """
 import sys
 from importlib.util import find_spec
