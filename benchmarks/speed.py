@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 import torch
-from adaptive_tbptt._torch.number_formats import flushed_denormals
 
+from adaptive_tbptt._torch.number_formats import flushed_denormals
 from adaptive_tbptt.errors import unknown_name
 from contenders import BENCHMARKS, SIZES
 from sweeps import SWEEPS, plot_sweeps

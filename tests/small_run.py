@@ -48,7 +48,9 @@ def build(run_dir=None, controller=None, *, device="cpu", windows=None, **option
     model = Model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
-    controller = controller or at.BiasTolerance(delta=0.3, k_max=12, lags=20, k_init=4)
+    controller = controller or at.BiasTolerance(
+        delta=0.3, k_max=12, lags=20, k_init=4, gauge=at.truncate.PaperGauge()
+    )
     windows = {"estimates_per_epoch": 3, "burn_in": 3, **(windows or {})}
     return at.Trainer(
         at.AdaptiveTBPTT(model, F.mse_loss, controller, **windows), optimizer, run_dir=run_dir,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,12 @@ def calls() -> list[str]:
 
 
 def main() -> None:
+    """Print the counts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--list", action="store_true", help="list the calls by file")
     options = parser.parse_args()
     seen = calls()
-    changes = sum(a != b for a, b in zip(seen, seen[1:], strict=False))
+    changes = sum(a != b for a, b in pairwise(seen))
     print(f"{len(set(seen))} files, {changes} changes of file, {len(seen)} calls")
     if options.list:
         for name, count in Counter(seen).most_common():

@@ -18,7 +18,7 @@ from ..loop.test_learned_loss import Scaled
 from ..oracle import CoreHead
 
 STEPS, ROWS, CLASSES = 90, 5, 4
-CONTROL = at.BiasTolerance(delta=0.3, k_min=2, k_max=12, lags=12)
+CONTROL = at.BiasTolerance(delta=0.3, k_min=2, k_max=12, lags=12, gauge=at.truncate.PaperGauge())
 
 
 class Masked(nn.CrossEntropyLoss):

@@ -25,7 +25,7 @@ __all__ = ["pytestmark"]
 def test_fabric_with_the_plain_loop(precision, tmp_path):
     data, model = chunks(), Watched()
     twin, third = copy.deepcopy(model), copy.deepcopy(model)
-    control = at.BiasTolerance(delta=0.9, k_max=12, lags=14)
+    control = at.BiasTolerance(delta=0.9, k_max=12, lags=14, gauge=at.truncate.PaperGauge())
 
     def fit(model, epochs, resume):
         fabric = L.Fabric(accelerator="cpu", devices=1, precision=precision)

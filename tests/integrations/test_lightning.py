@@ -116,7 +116,7 @@ CONTROLLERS = {
     "fixed": (lambda: at.FixedTruncation(5), {}),
     "scripted": (lambda: Scripted([3, 11, 2, 20]), {"estimate_every": 20}),
     "adaptive": (
-        lambda: at.BiasTolerance(delta=0.5, k_max=12, lags=14),
+        lambda: at.BiasTolerance(delta=0.5, k_max=12, lags=14, gauge=at.truncate.PaperGauge()),
         {"estimate_every": 30},
     ),
 }
@@ -191,7 +191,9 @@ def test_a_module_that_is_its_own_model_batch_first_with_batches_of_another_form
 def test_what_is_logged(tmp_path):
     data, model = chunks((20,) * 5), gru()
     twin = copy.deepcopy(model)
-    control = at.BiasTolerance(delta=0.9, k_min=7, k_max=12, lags=14)  # 100 = 14 * 7 + 2
+    control = at.BiasTolerance(
+        delta=0.9, k_min=7, k_max=12, lags=14, gauge=at.truncate.PaperGauge()
+    )  # 100 = 14 * 7 + 2
     module = Mine(model, control)
     run = trainer(logger=CSVLogger(tmp_path), log_every_n_steps=1)
     run.fit(module, loader(data))
@@ -246,7 +248,7 @@ def test_mixed_precision_runs_under_the_plugin():
 
 
 def test_k_is_estimated_under_mixed_precision():
-    control = at.BiasTolerance(delta=0.9, k_max=12, lags=14)
+    control = at.BiasTolerance(delta=0.9, k_max=12, lags=14, gauge=at.truncate.PaperGauge())
     module = Mine(Watched(), control)
     trainer(precision="bf16-mixed").fit(module, loader(chunks((20,) * 5)))
     assert len(module.tbptt.history) == 2
@@ -335,7 +337,7 @@ class Endless(IterableDataset):
 
 
 def test_a_loader_without_a_length():
-    control = at.BiasTolerance(delta=0.9, k_max=12, lags=14)
+    control = at.BiasTolerance(delta=0.9, k_max=12, lags=14, gauge=at.truncate.PaperGauge())
     endless = DataLoader(Endless(), batch_size=None)
     module = Mine(gru(), control, estimate_every=40)
     trainer().fit(module, endless)

@@ -215,7 +215,11 @@ def test_a_number_will_do():
         return at.AdaptiveTBPTT(nn.GRU(2, 2), F.mse_loss, truncation).controller
 
     assert controller(35) == controller(np.int64(35)) == at.FixedTruncation(35)
-    assert controller(0.1) == controller(np.float64(0.1)) == at.BiasTolerance(delta=0.1)
+    assert (
+        controller(0.1)
+        == controller(np.float64(0.1))
+        == at.BiasTolerance(delta=0.1, gauge=at.truncate.PaperGauge())
+    )
     for wrong in (1.0, 0.0, 35.0, -0.1):
         with pytest.raises(ValueError, match=f"got {wrong}; a truncation length is a whole number"):
             controller(wrong)

@@ -280,10 +280,10 @@ def test_smoothing_leaves_lags_alone_that_only_one_estimate_resolved():
     "make",
     [
         lambda: at.FixedTruncation(-1),
-        lambda: at.BiasTolerance(delta=1.5),
-        lambda: at.BiasTolerance(delta=0.1, k_min=5, k_max=4),
-        lambda: at.BiasTolerance(delta=0.1, k_init=101),
-        lambda: at.BiasTolerance(delta=0.1, lags=1),
+        lambda: at.BiasTolerance(delta=1.5, gauge=at.truncate.PaperGauge()),
+        lambda: at.BiasTolerance(delta=0.1, k_min=5, k_max=4, gauge=at.truncate.PaperGauge()),
+        lambda: at.BiasTolerance(delta=0.1, k_init=101, gauge=at.truncate.PaperGauge()),
+        lambda: at.BiasTolerance(delta=0.1, lags=1, gauge=at.truncate.PaperGauge()),
         lambda: at.truncate.Limited(TOLERANCE, low=3, high=2),
         lambda: at.truncate.Bucketed(TOLERANCE, (4, 2)),
         lambda: at.truncate.RateLimited(TOLERANCE, factor=1.0),
@@ -297,4 +297,4 @@ def test_options_are_checked_at_construction(make):
 
 def test_delta_has_no_default():
     with pytest.raises(TypeError, match="delta"):
-        at.BiasTolerance()
+        at.BiasTolerance(gauge=at.truncate.PaperGauge())

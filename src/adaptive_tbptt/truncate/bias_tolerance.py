@@ -9,7 +9,7 @@ from .. import defaults
 from ..estimate.truncation import Limits, Outcome, TruncationDecision, choose_truncation
 from ..measure.sampling import Evidence, Request
 from .controller import Controller, TruncationState
-from .gauges import Gauge, PaperGauge
+from .gauges import Gauge, MeasuredGauge
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class BiasTolerance(Controller):
         k_max: largest k to use, also where delta cannot be met.
         lags: how far back to measure; should be at least k_max.
         k_init: k until the first scheduled estimate (K_0); None estimates before the first window.
-        gauge: how the relative bias is told.
+        gauge: how the relative bias is told: measured by level unless you ask for the paper's.
 
     Choosing k_max: it bounds memory and the cost of the worst case. Choosing lags: see `probe`.
     Choosing delta: see `choose_truncation`.
@@ -33,7 +33,7 @@ class BiasTolerance(Controller):
     k_max: int = defaults.K_MAX
     lags: int = defaults.PROBE_LAGS
     k_init: int | None = None
-    gauge: Gauge = field(default_factory=PaperGauge)
+    gauge: Gauge = field(default_factory=MeasuredGauge)
 
     def __post_init__(self) -> None:
         Limits(self.delta, self.k_min, self.k_max)
