@@ -343,3 +343,240 @@ def test_class_weights_count_under_torch_compile_too():
     weight = torch.tensor([1.0, 3.0])
     compiled = torch.compile(nn.CrossEntropyLoss(weight=weight), backend="eager")
     assert default_count(compiled)(torch.tensor([[0, 1], [1, -100]])) == 7.0
+
+
+class Parts(nn.Module):
+    """Parts named core and head; `forward` may do more than call them."""
+
+    def __init__(self, more=None, batch_first=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.GRU(3, 4, batch_first=batch_first)
+        self.readout, self.more, self.batch_first = nn.Linear(4, 2), more, batch_first
+
+    def core(self, x, state):
+        return self.layer(x, state)
+
+    def head(self, features):
+        return self.readout(features)
+
+    def forward(self, x, state):
+        features, state = self.core(x, state)
+        if self.more == "between":
+            features = torch.relu(features)
+        out = self.head(features)
+        if self.more == "after":
+            out = 3 * out
+        if self.more == "shape":
+            out = out[..., :1]
+        return out, state
+
+
+class NoForward(Parts):
+    forward = nn.Module.forward
+
+
+class OtherForward(Parts):
+    def forward(self, x):
+        raise AssertionError("nobody asked for it")
+
+
+@pytest.mark.parametrize("more", ["between", "after", "shape"])
+@pytest.mark.parametrize("use", [train, at.evaluate, diagnose])
+def test_a_forward_that_does_more_than_core_and_head_is_refused(use, more):
+    stream = at.SequenceStream(*data())
+    with pytest.raises(ValueError, match=r"Parts has .* so its forward is never called.*names"):
+        use(Parts(more), nn.MSELoss(), stream)
+    (found,) = at.check(Parts(more), nn.MSELoss(), stream)
+    assert found.fatal
+    assert "give the two parts other names" in str(found)
+
+
+@pytest.mark.parametrize("make", [Parts, NoForward, OtherForward])
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("use", [train, at.evaluate, diagnose])
+def test_a_forward_that_is_head_of_core_or_never_called_passes(use, make, batch_first):
+    stream = at.SequenceStream(*data())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        use(make(batch_first=batch_first), nn.MSELoss(), stream)
+
+
+@pytest.mark.parametrize("cast", [False, True])
+def test_a_forward_is_compared_up_to_rounding(cast):
+    model, (x, y) = Parts(), data()
+    with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+        assert at.check(model, nn.MSELoss(), (x, y)) == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "rows", "batch_first", "suspicious"),
+    [
+        (16, 500, False, True),
+        (16, 64, False, True),
+        (16, 63, False, False),
+        (500, 16, False, False),
+        (16, 17, True, True),  # a model that says batch_first makes it likelier
+        (16, 16, True, False),
+        (500, 16, True, False),
+    ],
+)
+@pytest.mark.parametrize("use", [train, diagnose])
+def test_data_that_may_be_batch_first_are_warned_of(steps, rows, batch_first, suspicious, use):
+    model = nn.GRU(3, 2, batch_first=batch_first)
+    steps = steps if use is train else max(steps, 18)
+    stream = at.SequenceStream(torch.randn(steps, rows, 3), torch.randn(steps, rows, 2))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        use(model, nn.MSELoss(), stream)
+    if use is diagnose and (steps, rows) in ((18, 64), (18, 17)):
+        suspicious = False  # two steps more are less suspicious
+    texts = [str(w.message) for w in caught]
+    expected = f"the stream has {steps} steps of {rows} rows. Its first dimension is time"
+    assert [expected in text for text in texts] == [True] * suspicious
+    assert all("batch_first=True to SequenceStream" in text for text in texts)
+
+
+def test_data_laid_out_as_the_model_takes_them_are_not_suspected():
+    """Steps and rows are counted after the stream has put time first."""
+    model = nn.GRU(3, 2, batch_first=True)
+    x, y = torch.randn(16, 500, 3), torch.randn(16, 500, 2)
+    assert at.check(model, nn.MSELoss(), (x, y)) == []
+    assert at.check(model, nn.MSELoss(), at.SequenceStream(x, y, batch_first=True)) == []
+
+
+def shifted(out, target):
+    """Predicts the step after each one, as many language models do: n steps have n - 1 losses."""
+    return F.mse_loss(out[:-1], target[1:])
+
+
+@pytest.mark.parametrize("use", [train, at.evaluate, diagnose])
+def test_labels_that_are_shifted_inside_are_warned_of(use):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        use(nn.GRU(3, 2), shifted, at.SequenceStream(*data()))
+    texts = [str(w.message) for w in caught]
+    assert sum("every window loses a loss" in text for text in texts) == 1
+    assert sum("does not behave like a mean" in text for text in texts) == 1  # n - 1 losses
+    assert any("Shift the targets in the stream instead" in text for text in texts)
+
+
+def test_a_last_step_that_is_masked_or_like_the_first_is_not_suspected():
+    x, y = data()
+    y[-1] = torch.nan
+    assert at.check(nn.GRU(3, 2), masked, (x, y), count_losses=count) == []
+    x[:] = 1.0
+    assert at.check(nn.GRU(3, 2), nn.MSELoss(), (x, torch.ones(STEPS, ROWS, 2))) == []
+
+
+def test_a_check_says_everything_at_once():
+    class Wrong(nn.Module):
+        """Looks one step back along time, and its parts are not all of it."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.GRU(3, 2)
+
+        def core(self, x, state):
+            return self.layer(x + torch.cat([torch.zeros_like(x[:1]), x[:-1]]), state)
+
+        def head(self, features):
+            return features
+
+        def forward(self, x, state):
+            features, state = self.core(x, state)
+            return 2 * features, state
+
+    x, y = torch.randn(20, 100, 3), torch.randn(20, 100, 2)
+
+    def total(out, target):
+        return shifted(out, target) * len(out)
+
+    stream = at.SequenceStream(x, y)
+    found = at.check(Wrong(), total, stream)
+    for says in (
+        "the stream has 20 steps of 100 rows",
+        "its forward is never called",
+        "depend on how a sequence is cut",
+        "does not behave like a mean",
+        "does not depend on the inputs of a window's last step",
+    ):
+        assert sum(says in str(one) for one in found) == 1, says
+    assert [one.fatal for one in found].count(True) == 1
+    assert stream.cursor == 0
+
+
+def test_a_check_says_what_it_could_not_check():
+    def needs_many(out, target):
+        if len(out) < 30:
+            raise ZeroDivisionError("too short")
+        return F.mse_loss(out, target)
+
+    found = at.check(nn.GRU(3, 2), needs_many, data())
+    assert "loss_is_no_mean was not checked: too short" in [str(one) for one in found]
+    assert all("was not checked" in str(one) and not one.fatal for one in found)
+    with warnings.catch_warnings():  # while training it is the training pass that speaks
+        warnings.simplefilter("error")
+        at.evaluate(nn.GRU(3, 2), needs_many, at.SequenceStream(*data()))
+
+
+def test_a_check_takes_chunks_and_leaves_everything_as_it_was():
+    x, y = data()
+    stream = at.ChunkStream(list(zip(x.split(10), y.split(10), strict=True)))
+    model = nn.GRU(3, 2)
+    random = torch.get_rng_state()
+    assert at.check(model, nn.MSELoss(), stream, steps=8) == []
+    assert torch.equal(torch.get_rng_state(), random)
+    assert stream.cursor == 0
+    assert model.training
+    assert torch.equal(stream.read(40).inputs, x)
+
+
+def test_one_look_at_the_first_windows_of_a_loop_and_no_more():
+    x, y = data()
+    called = []
+
+    def noted(out, target):
+        called.append(len(out))
+        return F.mse_loss(out, target)
+
+    tbptt = at.AdaptiveTBPTT(nn.GRU(3, 2), noted, at.FixedTruncation(5))
+    stream = at.SequenceStream(x, y)
+    for _ in range(2):
+        for window in tbptt.windows(stream):
+            window.backward()
+    looks = [n for n in called if n != 5]
+    assert looks == called[: len(looks)]  # all of them before the first window
+    assert 0 < len(looks) < 10
+    resumed = at.AdaptiveTBPTT(nn.GRU(3, 2), noted, at.FixedTruncation(5))
+    resumed.load_state_dict(tbptt.state_dict())
+    called.clear()
+    for window in resumed.windows(stream):
+        window.backward()
+    assert set(called) == {5}
+
+
+def test_padding_that_a_function_ignores_is_said_where_a_window_has_nothing_else():
+    x, _ = data()
+    y = torch.randint(1, 4, (STEPS, ROWS))
+    y[20:] = 0  # padding
+
+    def loss(out, target):
+        return F.cross_entropy(out.flatten(0, 1), target.flatten(), ignore_index=0)
+
+    stream = at.SequenceStream(x, y)
+    tbptt = at.AdaptiveTBPTT(nn.GRU(3, 4), loss, at.FixedTruncation(5))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        values = [window.backward().item() for window in tbptt.windows(stream)]
+    texts = [str(w.message) for w in caught]
+    assert sum("is NaN. If loss_fn ignores all of their targets" in text for text in texts) == 1
+    assert any("the loss of steps 20 to 25 is NaN" in text for text in texts)
+    assert values[-1] != values[-1]
+    counted = at.AdaptiveTBPTT(
+        nn.GRU(3, 4), loss, at.FixedTruncation(5), count_losses=lambda t: float((t != 0).sum())
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        values = [window.backward().item() for window in counted.windows(stream)]
+    assert values[4:] == [0.0] * 4

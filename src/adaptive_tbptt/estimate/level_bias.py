@@ -170,24 +170,23 @@ def level_bias(sums: LevelSums, level: float = 0.9) -> LevelCurve:
     """
     if not 0.0 < level < 1.0:
         raise ValueError(f"level must be in (0, 1), got {level}")
-    vectors, counts = sums.vectors.astype(np.float64), sums.counts
-    # What a window with context c_j misses: all levels after j.
-    missing = np.flip(np.cumsum(np.flip(vectors, axis=1), axis=1), axis=1)
-    whole = missing[:, 0]
-    missing = np.concatenate([missing[:, 1:], np.zeros_like(whole)[:, None]], axis=1)
-    gram = whole @ whole.T
+    products, counts = _products(sums.vectors), sums.counts
+    # A window with context c_j misses all levels after j: sums over pairs of such levels.
+    tails = np.flip(np.flip(products, (0, 1)).cumsum(0).cumsum(1), (0, 1))
+    levels = len(sums.contexts)
+    gram = tails[0, 0]
     square, luck = squared_means(gram, counts), chance(gram)
     norm = math.sqrt(max(float(square.value), 0.0))
-    levels = len(sums.contexts)
     estimate, low, high = np.full(levels, np.nan), np.zeros(levels), np.full(levels, np.inf)
     tail, beta = math.inf, math.nan
-    cut = squared_means(_grams(missing), counts)
+    missing = np.stack([*(tails[j, j] for j in range(1, levels)), np.zeros_like(gram)])
+    cut = squared_means(missing, counts)
     limits = ratio_limits(cut, square, student_quantile((1 + level) / 2, sums.groups))
     if limits is not None and luck <= (1 - level) / 2:  # else noise hides the gradient
         estimate, low, high = (
             np.sqrt(np.maximum(r, 0.0)) for r in (cut.value / square.value, *limits)
         )
-        tail, beta = _beyond(sums, norm, level)
+        tail, beta = _beyond(sums, products, norm, level)
     return LevelCurve(
         contexts=sums.contexts,
         estimate=estimate,
@@ -203,7 +202,7 @@ def level_bias(sums: LevelSums, level: float = 0.9) -> LevelCurve:
     )
 
 
-def _beyond(sums: LevelSums, norm: float, level: float) -> tuple[float, float]:
+def _beyond(sums: LevelSums, products: Array, norm: float, level: float) -> tuple[float, float]:
     """Extrapolate what lies beyond the longest context from what the last two levels add.
 
     If the lags contribute as beta^k, a level of b steps adds beta^a (1 - beta^b) / (1 - beta^a)
@@ -212,7 +211,7 @@ def _beyond(sums: LevelSums, norm: float, level: float) -> tuple[float, float]:
     """
     if len(sums.contexts) < 3:
         return math.inf, math.nan
-    grams = _grams(sums.vectors[:, -2:].astype(np.float64))
+    grams = np.stack([products[-2, -2], products[-1, -1]])
     before, newest = squared_means(grams, sums.counts).value
     if newest <= 0.0 or chance(grams[1]) > (1 - level) / 2:
         return 0.0, math.nan  # nothing is seen of the last level, let alone beyond it
@@ -235,7 +234,15 @@ def _beyond(sums: LevelSums, norm: float, level: float) -> tuple[float, float]:
     return math.sqrt(newest) / norm * left / (1 - left), beta
 
 
-def _grams(vectors: Array) -> Array:
-    """Return `(levels, groups, groups)`: inner products between groups, level by level."""
-    by_level = vectors.transpose(1, 0, 2)
-    return np.asarray(by_level @ by_level.transpose(0, 2, 1))
+def _products(vectors: NDArray[np.float32]) -> Array:
+    """Return `(levels, levels, groups, groups)`: inner products of all levels of all groups.
+
+    In float64, a few coordinates at a time: a copy of all vectors would take twice their memory.
+    """
+    groups, levels, size = vectors.shape
+    flat = vectors.reshape(groups * levels, size)
+    total = np.zeros((groups * levels, groups * levels))
+    for start in range(0, size, 4096):
+        part = flat[:, start : start + 4096].astype(np.float64)
+        total += part @ part.T
+    return total.reshape(groups, levels, groups, levels).transpose(1, 3, 0, 2)

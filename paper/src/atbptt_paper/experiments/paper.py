@@ -8,7 +8,7 @@ from typing import Any
 
 from adaptive_tbptt.errors import unknown_name
 
-from ..config import GAUGES
+from ..config import RETIRED
 from ..tasks import copy_task, language_task, point_task
 from .cells import Cell, grid
 
@@ -173,7 +173,8 @@ _SLOW = (
 def _gauges(k: int, delta: float, **others: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Every gauge, a fixed K and others, each with K2 = K and with K2 = 10."""
     whole: dict[str, dict[str, Any]] = {
-        gauge: {"gauge": gauge, "delta": delta} for gauge in GAUGES
+        gauge: {"gauge": gauge, "delta": delta}
+        for gauge in ("paper", "release", *RETIRED, "measured")
     } | {f"K={k}": {"k": k}, **others}
     apart = {f"{name}, K2=10": {**v, "losses": 10} for name, v in whole.items() if v.get("k") != 10}
     return whole | apart
