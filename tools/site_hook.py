@@ -1,7 +1,8 @@
 """What the documentation takes from elsewhere in the repository: tutorials, examples, results.
 
 MkDocs calls the functions named `on_...`. Nothing is copied by hand: a tutorial's page is its
-script, an example's page is the example, and the results' pages are the files under `paper/results/` and `benchmarks/results/`.
+script, an example's page is the example, and the results' pages are the files under
+`paper/results/` and `benchmarks/results/`.
 """
 
 from __future__ import annotations
