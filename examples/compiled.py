@@ -57,7 +57,8 @@ def main() -> None:
     units = LeakyUnits(1, 32)
     model: Any = torch.compile(units, backend=options.backend)
     optimizer = torch.optim.Adam(units.parameters(), lr=1e-2)
-    # Three graphs per bucket at most; torch keeps eight per function before it gives up.
+    # Every K is a shape of its own, and compiled once. Two buckets keep the number of graphs small:
+    # three per bucket at most, and torch keeps eight per function before it gives up.
     controller = at.truncate.Bucketed(
         at.BiasTolerance(delta=0.1, k_max=16, lags=40), buckets=(8, 16)
     )

@@ -1,4 +1,4 @@
-"""Which truncation length does an LSTM need on the copy task? Train it a little, then ask.
+"""How much of the gradient does a loop miss on the copy task? Train an LSTM a little, then ask.
 
 Run it with `python examples/diagnose_copy.py [--steps N] [--out FOLDER]`.
 """

@@ -18,7 +18,7 @@ import adaptive_tbptt as at
 
 
 class DelayedSum(nn.Module):
-    """A GRU that is to output the sum of its inputs of 3 and of 8 steps ago."""
+    """A GRU; the target is the sum of its inputs 3 and 8 steps ago."""
 
     def __init__(self, hidden: int = 32) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ import adaptive_tbptt as at
 
 
 class DelayedSum(nn.Module):
-    """A GRU that is to output the sum of its inputs of 3 and of 8 steps ago."""
+    """A GRU; the target is the sum of its inputs 3 and 8 steps ago."""
 
     def __init__(self, hidden: int = 32) -> None:
         super().__init__()
@@ -50,9 +50,9 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scale = at.StepScale(optimizer)  # before setup: it belongs to the optimiser itself
     model, optimizer = fabric.setup(model, optimizer)
-    # The module itself: Fabric's wrapper allows no gradient but fabric.backward's, and the probe
-    # that estimates K takes its own. So precision comes from fabric.autocast(), and the probe
-    # measures in full precision.
+    # The module itself: Fabric's wrapper allows no gradient but fabric.backward's, and an estimate
+    # of K takes its own. So precision comes from fabric.autocast(), and estimates measure in full
+    # precision.
     tbptt = at.AdaptiveTBPTT(
         model.module, nn.MSELoss(), at.BiasTolerance(delta=0.1, k_max=50, lags=60)
     )

@@ -1,8 +1,8 @@
 """A gated linear recurrence (minGRU; RG-LRU, S5 and Mamba have the same form), and the K it needs.
 
 h_t = (1 - z_t) h_{t-1} + z_t c_t, with z and c functions of the inputs alone, so all steps are
-computed at once by an associative scan. The gradient of a loss decays with the lag as the product
-of the gates (1 - z).
+computed at once by an associative scan. The gradient of a loss with respect to the state decays
+with the lag as the product of the gates (1 - z).
 
 Run it with `python examples/gated_linear_recurrence.py [--epochs N]`.
 """
@@ -81,7 +81,8 @@ def main() -> None:
     stream = latch(2000, 32)
     model, loss_fn = MinGRU(2, 32, 1), nn.MSELoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    tbptt = at.AdaptiveTBPTT(model, loss_fn, at.BiasTolerance(delta=0.1, k_max=64, lags=80))
+    controller = at.BiasTolerance(delta=0.1, k_min=0, k_max=64, lags=80)
+    tbptt = at.AdaptiveTBPTT(model, loss_fn, controller, losses=20)
     for epoch in range(options.epochs):
         for window in tbptt.windows(stream):
             loss = window.backward()
@@ -89,14 +90,15 @@ def main() -> None:
             optimizer.zero_grad()
         estimate = tbptt.history[-1]
         print(
-            f"epoch {epoch + 1:2d}  loss {loss.item():.4f}  beta {estimate.beta:.3f}  "
-            f"K {estimate.k}",
+            f"epoch {epoch + 1:2d}  loss {loss.item():.4f}  K {estimate.k}  "
+            f"bias {estimate.relative_bias:.3f}",
             flush=True,
         )
+    print(f"\n{at.diagnose(model, loss_fn, stream, losses=20, lags=100)}")
     print(
         f"\nA value is replaced with probability {MARKED}: a perfect latch has beta {1 - MARKED}."
     )
-    print(at.diagnose(model, loss_fn, stream, lags=100))
+    print(at.diagnosis.diagnose_decay(model, loss_fn, stream, lags=100))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from adaptive_tbptt.integrations.lightning import TBPTTModule
 
 
 class DelayedSum(TBPTTModule):
-    """A GRU that is to output the sum of its inputs of 3 and of 8 steps ago."""
+    """A GRU; the target is the sum of its inputs 3 and 8 steps ago."""
 
     def __init__(self, hidden: int = 32, delta: float = 0.1) -> None:
         super().__init__(
@@ -57,7 +57,7 @@ def consecutive_chunks(
 
 
 def main() -> None:
-    """Train with Lightning's own Trainer; `fit(..., ckpt_path=...)` resumes as ever."""
+    """Train with Lightning's own Trainer; `fit(..., ckpt_path=...)` resumes as usual."""
     parser = argparse.ArgumentParser(description="A LightningModule with adaptive truncation.")
     parser.add_argument("--epochs", type=int, default=15)
     options = parser.parse_args()

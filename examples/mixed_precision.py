@@ -1,4 +1,4 @@
-"""Mixed precision: bfloat16 on a CPU, float16 and a GradScaler on a GPU, K chosen as ever.
+"""Mixed precision: bfloat16 on a CPU, float16 and a GradScaler on a GPU, K chosen as usual.
 
 Run it with `python examples/mixed_precision.py [--epochs N]`.
 """
@@ -14,7 +14,7 @@ import adaptive_tbptt as at
 
 
 class DelayedSum(nn.Module):
-    """A GRU that is to output the sum of its inputs of 3 and of 8 steps ago."""
+    """A GRU; the target is the sum of its inputs 3 and 8 steps ago."""
 
     def __init__(self, hidden: int = 32) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class DelayedSum(nn.Module):
 
 
 def main() -> None:
-    """Train in mixed precision; the probe, outside of autocast, measures in float32."""
+    """Train in mixed precision; K is estimated outside of autocast, in float32."""
     parser = argparse.ArgumentParser(description="Mixed precision with adaptive truncation.")
     parser.add_argument("--epochs", type=int, default=10)
     options = parser.parse_args()

@@ -15,7 +15,7 @@ import adaptive_tbptt as at
 
 
 class DelayedSum(nn.Module):
-    """A GRU that is to output the sum of its inputs of 3 and of 8 steps ago."""
+    """A GRU; the target is the sum of its inputs 3 and 8 steps ago."""
 
     def __init__(self, hidden: int = 32) -> None:
         super().__init__()
@@ -40,16 +40,16 @@ def main() -> None:
     stream = at.SequenceStream(inputs, targets)
 
     model = DelayedSum()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     loss_fn = nn.MSELoss()
 
-    tbptt = at.AdaptiveTBPTT(model, loss_fn, at.BiasTolerance(delta=0.1, k_max=50, lags=60))
-    scale = at.StepScale(optimizer)  # SGD: lr * sqrt(K) during a step; Adam would be left alone
+    # An update every 10 steps, as in a loop that detaches every 10 steps. The context before each
+    # window keeps the bias of the gradient below a tenth.
+    tbptt = at.AdaptiveTBPTT(model, loss_fn, 0.1, losses=10)
     for epoch in range(options.epochs):
         for window in tbptt.windows(stream):
             loss = window.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            scale.step(window)
             optimizer.step()
             optimizer.zero_grad()
         print(f"epoch {epoch + 1:2d}  loss {loss.item():.4f}  K {tbptt.k}", flush=True)
