@@ -293,7 +293,7 @@ class TestChoice:
         assert found.hidden
         choice = at.choose_truncation(found, delta=0.1, k_max=32, k_now=4)
         assert (choice.k, choice.outcome) == (4, Outcome.UNRESOLVED)
-        assert f"noise hides the gradient: without one, {found.samples} losses" in choice.message
+        assert f"noise hides the gradient of {found.samples} losses" in choice.message
         assert f"{found.chance:.0%} of the time; using k=4" in choice.message
         assert math.isnan(choice.relative_bias)
         assert chosen(found) == (32, Outcome.UNRESOLVED)

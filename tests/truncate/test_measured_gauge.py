@@ -123,7 +123,7 @@ class TestEvidence:
             noise = made_up(request.groups, request.contexts, mean=0.0, seed=seed)
             control = wrapped.update(control, noise)
         assert control.k == 8
-        assert f"without one, {4 * 10} losses" in control.decision.message
+        assert f"noise hides the gradient of {4 * 10} losses" in control.decision.message
         assert control.decision.outcome is Outcome.UNRESOLVED
         assert control.inner.inner.evidence.groups == 10
 

@@ -2,7 +2,7 @@
 
 from .bias_check import BiasCheck, check_bias
 from .decay_diagnosis import DecayDiagnosis, diagnose_decay
-from .model_diagnosis import Diagnosis, diagnose
+from .model_diagnosis import Diagnosis, Row, diagnose
 from .sampling import Sampling
 from .stability_verdict import Stability, stability
 
@@ -10,6 +10,7 @@ __all__ = [
     "BiasCheck",
     "DecayDiagnosis",
     "Diagnosis",
+    "Row",
     "Sampling",
     "Stability",
     "check_bias",

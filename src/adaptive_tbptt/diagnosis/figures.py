@@ -89,6 +89,7 @@ def bias_figure(rows: Sequence[Row], curve: LevelCurve, path: str | Path | None 
     ):
         axes.errorbar(x, bias, yerr=spread, color=BLUE, marker="o", capsize=3, lw=1.5)
         axes.grid(color="0.9")
+    right.margins(x=0.12)
     left.set_xscale("symlog", base=2, linthresh=1)
     left.set_xlim(-0.2, None)
     left.set_ylim(0, None)

@@ -131,8 +131,8 @@ class LevelCurve:
             return f"no k up to {limits.k_max} meets {delta}: {measured} at {k}; using {k}"
         if self.hidden:
             return (
-                f"noise hides the gradient: without one, {self.samples} losses would look like "
-                f"this {self.chance:.0%} of the time; using k={k}"
+                f"noise hides the gradient of {self.samples} losses: it is not told from zero with "
+                f"{self.level:.0%} confidence; using k={k}"
             )
         may, sure = self.open_range(limits)
         if math.isinf(self.tail):

@@ -74,7 +74,7 @@ class AdaptiveTBPTT:
             a window then sees lag 0 alone, and no bound holds.
         estimates_per_epoch: how often K is estimated (alpha in the paper).
         estimate_every: the same in steps; it is needed for streams whose length is not known.
-        burn_in: steps that warm up the state before a probe's window; 20 as in the release.
+        burn_in: steps that warm up the state before an estimate measures; 20 as in the release.
         count_losses: `count_losses(targets)` counts the losses that targets hold, for masked
             losses. None counts every step of every row, less `loss_fn.ignore_index` where it has
             one.

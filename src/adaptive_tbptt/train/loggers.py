@@ -32,6 +32,7 @@ class JsonlLogger:
             written after its checkpoint, because it will write them again.
 
     Attributes:
+        path: the file.
         lines: number of lines in the file.
     """
 

@@ -26,6 +26,9 @@ class RunFolder:
 
     Args:
         path: the folder; None keeps nothing.
+
+    Attributes:
+        path: the folder; None keeps nothing.
     """
 
     def __init__(self, path: str | Path | None) -> None:

@@ -24,8 +24,11 @@ class BiasTolerance(Controller):
         k_init: k until the first scheduled estimate (K_0); None estimates before the first window.
         gauge: how the relative bias is told: measured by level unless you ask for the paper's.
 
-    Choosing k_max: it bounds memory and the cost of the worst case. Choosing lags: see `probe`.
-    Choosing delta: see `choose_truncation`.
+    With the measured gauge k is one of the levels 0, 1, 2, 4, ..., k_min and k_max; `k_min=0` lets
+    it choose the plain detach loop, where `AdaptiveTBPTT(losses=...)` says how long a window is.
+
+    Choosing k_max: it bounds memory and the cost of the worst case. Choosing lags: what lies beyond
+    them is extrapolated, so take at least k_max. Choosing delta: see `choose_truncation`.
     """
 
     delta: float
