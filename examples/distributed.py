@@ -40,7 +40,7 @@ def train(epochs: int, device: str) -> None:
     model = DelayedSum().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     control = at.BiasTolerance(delta=0.1, k_max=50, lags=60)
-    tbptt = at.AdaptiveTBPTT(model, nn.MSELoss(), control)
+    tbptt = at.AdaptiveTBPTT(model, nn.MSELoss(), control, losses=20)
     scale = at.StepScale(optimizer)
     for epoch in range(epochs):
         for window in tbptt.windows(stream):

@@ -48,14 +48,16 @@ def mine(tmp_path, monkeypatch):
 
 
 def test_a_model_of_ones_own(mine):
-    assert "beta" in call("diagnose", "mine:make", "--lags", "30", "--samples", "16")
-    assert (mine / "decay.png").exists()
+    text = call("diagnose", "mine:make", "--losses", "5", "--lags", "30", "--segments", "8")
+    assert "your loop as it is" in text
+    assert (mine / "bias.png").exists()
     assert "must return (model, loss_fn, stream)" in call("diagnose", "mine:wrong", code=2)
     assert "must be a SequenceStream" in call("diagnose", "mine:no_data", code=2)
-    assert "beta" in call("diagnose", "mine:chunks", "--lags", "30", "--gauge", "release")
+    bound = call("diagnose", "mine:chunks", "--lags", "30", "--segments", "8", "--bound")
+    assert "paper's bound" in bound
     assert "has no other" in call("diagnose", "mine:other", code=2)
     assert "No module named" in call("diagnose", "nothere:make", code=2)
-    assert "did you mean measured" in call("diagnose", "mine:make", "--gauge", "mesured", code=2)
+    assert "at least 6 segments" in call("diagnose", "mine:make", "--segments", "2", code=2)
     assert "neither a run folder" in call("diagnose", "nowhere", code=2)
 
 
@@ -63,7 +65,7 @@ def test_a_model_of_ones_own(mine):
 def test_the_bias_of_a_model_of_ones_own(mine):
     given = ["--lags", "30", "--segments", "8"]
     text = call("check-bias", "mine:make", "--k", "5", "--delta", "0.9", *given)
-    for word in ("paper", "release", "parameter", "measured", "K=5: relative bias", "delta=0.9 is"):
+    for word in ("paper", "release", "measured", "K=5: relative bias", "delta=0.9 is"):
         assert word in text
     assert "training windows of 5 losses" in text
     more = call("check-bias", "mine:make", "--k", "5", "--delta", "0.9", "--losses", "20", *given)
@@ -116,10 +118,10 @@ def knows_none(folder):
 def test_a_run_folder_is_opened_by_the_package_that_knows_it(registered, tmp_path):
     (tmp_path / "mine.txt").touch()
     figure = str(tmp_path / "decay.png")
-    text = call("diagnose", str(tmp_path), "--out", figure, "--samples", "16")
-    assert "window 20" in text
-    assert "window 12" in call(
-        "diagnose", str(tmp_path), "--out", figure, "--samples", "16", "--lags", "12"
+    text = call("diagnose", str(tmp_path), "--out", figure, "--segments", "8")
+    assert "windows of 8 losses" in text  # twice its K of 4
+    assert "against 12 steps of context" in call(
+        "diagnose", str(tmp_path), "--out", figure, "--segments", "8", "--lags", "12"
     )
     text = call("check-bias", str(tmp_path), "--segments", "8")
     assert "truncated at K, epoch 7: K=4" in text

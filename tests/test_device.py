@@ -20,7 +20,6 @@ STEPS, ROWS = 80, 4
 GAUGES = [
     at.truncate.PaperGauge(),
     at.truncate.ReleaseGauge(),
-    at.truncate.ParameterGauge(size=64),
     at.truncate.MeasuredGauge(size=64),
 ]
 
@@ -97,14 +96,11 @@ def test_the_other_device_refuses_what_a_gpu_refuses():
 def test_a_probe_sees_the_same(name):
     def work(device):
         x, y = data()
-        whole = at.probe(
-            model(name, device), F.mse_loss, x[:40].to(device), y[:40].to(device),
-            parameters=True, sketch=64,
-        )  # fmt: skip
-        parts = at.probe(model(name, device), F.mse_loss, x[:40], y[:40], held_steps=10)
-        assert whole.contributions is not None
-        norms = whole.contributions.norms
-        return [*whole.measured.ravel(), *norms.ravel(), *parts.measured.ravel()]
+        placed = x[:40].to(device), y[:40].to(device)
+        whole = at.probe(model(name, device), F.mse_loss, *placed)
+        held = at.measure.ProbeSettings(held_steps=10)
+        parts = at.probe(model(name, device), F.mse_loss, x[:40], y[:40], settings=held)
+        return [*whole.measured.ravel(), *parts.measured.ravel()]
 
     same(work)
 
@@ -146,10 +142,12 @@ def test_looking_at_a_model_gives_the_same():
     def work(device):
         net = model("gru", device)
         stream = at.SequenceStream(*data())
-        report = at.diagnose(net, F.mse_loss, stream, lags=30)
+        report = at.diagnosis.diagnose_decay(net, F.mse_loss, stream, lags=30)
         found = at.check_bias(net, F.mse_loss, stream, [1, 3], lags=20, segments=8)
+        loop = at.diagnose(net, F.mse_loss, stream, losses=5, lags=20, segments=8, show=False)
         numbers = [report.stability.jacobian_norm, at.evaluate(net, F.mse_loss, stream)]
-        return [*numbers, *(d.k for d in report.decisions), *(bias.relative for bias in found)]
+        biases = [bias.relative for bias in found] + [row.bias for row in loop.rows[:3]]
+        return [*numbers, *(d.k for d in report.decisions), *biases]
 
     same(work)
 

@@ -30,8 +30,8 @@ def test_a_run_leaves_config_metrics_checkpoints_figures_and_a_summary(tmp_path)
     assert "test perplexity" in (out / "summary.md").read_text()
     assert "already holds a run" in train("--delta", "0.5", "--out", str(out), code=2)
     figure = str(tmp_path / "figure.png")
-    short = ask("diagnose", str(out), "--lags", "3", "--samples", "16", "--out", figure)
-    assert "window 3" in short  # shorter than the k_init of the run
+    short = ask("diagnose", str(out), "--lags", "3", "--segments", "8", "--out", figure)
+    assert "against 3 steps of context" in short  # shorter than the k_init of the run
     again = train("--delta", "0.5", "--out", str(out), "--resume", "--epochs", "3")
     assert "after epoch" in again
     differs = train("--delta", "0.4", "--out", str(out), "--resume", code=2)
@@ -42,16 +42,12 @@ def test_a_fixed_run_and_its_diagnosis(tmp_path):
     out = tmp_path / "run"
     train("--k", "3", "--out", str(out))
     figure = tmp_path / "figure.png"
-    own = ask("diagnose", str(out), "--out", str(figure))
-    table = [line.split() for line in own.splitlines() if line.strip().startswith("0.")]
-    summary = (out / "summary.md").read_text()
-    assert table
-    assert all(line in [row.split() for row in summary.splitlines()] for line in table)
-    assert "unknown gauge" in ask("diagnose", str(out), "--gauge", "mesured", code=2)
-    text = ask("diagnose", str(out), "--lags", "20", "--samples", "16", "--burn-in", "2",
-                "--delta", "0.3", "--out", str(figure))  # fmt: skip
-    assert "0.3" in text
+    own = ask("diagnose", str(out), "--segments", "8", "--lags", "12", "--out", str(figure))
+    assert "windows of 3 losses" in own  # its K, as it was trained
     assert figure.exists()
+    more = ask("diagnose", str(out), "--segments", "8", "--lags", "12", "--losses", "7",
+               "--delta", "0.3", "--out", str(figure))  # fmt: skip
+    assert "windows of 7 losses" in more
 
 
 @pytest.mark.parametrize(
@@ -148,7 +144,7 @@ def test_check_bias_says_what_was_promised_and_what_is_true(tmp_path):
     out = tmp_path / "run"
     train("--delta", "0.5", "--gauge", "measured", "--out", str(out))
     text = ask("check-bias", str(out), "--segments", "8")
-    for word in ("paper", "release", "parameter", "measured", "training windows", "delta=0.5 is"):
+    for word in ("paper", "release", "measured", "training windows", "delta=0.5 is"):
         assert word in text
     record = json.loads((out / "check_bias.jsonl").read_text())
     assert record["delta"] == 0.5

@@ -58,8 +58,9 @@ def test_a_line_that_is_still_being_written_does_not_count(tmp_path):
 def test_a_diagnosis_is_shown_though_its_figure_cannot_be(tmp_path):
     out = tmp_path / "run"
     train("--k", "4", "--out", str(out), "--k-min", "3")
-    text = ask("diagnose", str(out), "--lags", "2", "--out", str(tmp_path / "x.foo"), code=2)
-    assert "outcome" in text
+    given = ["--lags", "2", "--segments", "8", "--out", str(tmp_path / "x.foo")]
+    text = ask("diagnose", str(out), *given, code=2)
+    assert "your loop as it is" in text
     assert "'foo' is not supported" in text
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import defaults
-from .diagnosis import BiasCheck, Sampling, check_bias
-from .estimate import TruncationDecision, choose_truncation
-from .measure import LagRequest
+from .diagnosis import BiasCheck, Sampling
+from .diagnosis.bias_check import GROUPS, SIZE, check_of, measure_levels
+from .estimate import Curve, TruncationDecision, choose_truncation, levels_up_to
+from .measure import LagRequest, LevelRequest
 from .model import Objective
 from .run_targets import RunTarget
 
@@ -92,27 +93,28 @@ def check_target(
         )
     stream: Any = target.stream(split)
     losses = target.losses_per_window(target.k)
-    options: dict[str, Any] = {
-        "lags": target.lags,
-        "burn_in": target.burn_in,
-        "segments": segments,
-        "seed": target.seed + 1,
-    }
-    (truncated,) = check_bias(target.model, target.loss_fn, stream, target.k, **options)
-    (windows,) = check_bias(
-        target.model, target.loss_fn, stream, target.k, losses=losses, **options
-    )
+    if not 0 <= target.k < target.lags:
+        raise ValueError(f"K={target.k} must be below the lags to compare with, {target.lags}")
     objective = Objective.of(target.model, target.loss_fn)
+    contexts = levels_up_to(target.lags, target.k)
+    sampling = Sampling(burn_in=target.burn_in, seed=target.seed + 1)
+    single, several = (
+        measure_levels(
+            objective, stream, LevelRequest(contexts, n, segments, GROUPS, SIZE), sampling
+        )
+        for n in (1, losses)
+    )
     sampling = Sampling(burn_in=target.burn_in, seed=target.seed + 2)
     request = LagRequest(target.lags, batches=max(2, segments // 2))
     profile, _ = request.measure(sampling.source(objective, stream))
     k_max = target.lags if target.k_max is None else target.k_max
     found = {}
-    for name, gauge in target.gauges.items():
-        curve = gauge.bias(profile)
+    curves: dict[str, Curve] = {n: gauge.bias(profile) for n, gauge in target.gauges.items()}
+    for name, curve in (*curves.items(), ("measured", single)):
         choice = choose_truncation(curve, delta=target.delta, k_min=target.k_min, k_max=k_max)
         found[name] = (curve.relative_at(target.k), choice)
-    check = TargetCheck(target.epoch, target.delta, truncated, windows, found, split)
+    checks = check_of(single, target.k), check_of(several, target.k)
+    check = TargetCheck(target.epoch, target.delta, *checks, found, split)
     if target.folder is not None:
         with (target.folder / "check_bias.jsonl").open("a") as file:
             file.write(json.dumps(check.record()) + "\n")

@@ -12,7 +12,7 @@ from torch import multiprocessing, nn
 from torch.nn import functional as F
 
 import adaptive_tbptt as at
-from adaptive_tbptt.distributed.ranks import Ranks, present_ranks
+from adaptive_tbptt.distributed import Alone, present_ranks
 
 from ..loop.test_learned_loss import Scaled
 from ..oracle import CoreHead
@@ -57,9 +57,12 @@ def train_own_loop(masked=False, epochs=2, wrapped=False, control=CONTROL):
             optimizer.step()
             optimizer.zero_grad()
     found = [p.detach() for p in model.parameters()]
-    found.append(torch.from_numpy(tbptt.profile.state_norms))
-    if tbptt.profile.contributions is not None:
-        found.append(torch.from_numpy(tbptt.profile.contributions.norms))
+    evidence = tbptt.evidence
+    if isinstance(evidence, at.estimate.LagProfile):
+        found.append(torch.from_numpy(evidence.state_norms))
+    else:  # kept in float32
+        assert evidence.samples > 0
+        found.append(torch.from_numpy(evidence.vectors).double().round(decimals=5))
     return found, losses, [e.k for e in tbptt.history]
 
 
@@ -112,7 +115,7 @@ MEASURED = at.BiasTolerance(
     k_min=2,
     k_max=12,
     lags=12,
-    gauge=at.truncate.MeasuredGauge(size=32, probes=at.truncate.ProbeBudget(3, 8, 12)),
+    gauge=at.truncate.MeasuredGauge(size=32, budget=at.truncate.ProbeBudget(3, 8, 12)),
 )
 
 
@@ -148,7 +151,7 @@ def test_a_checkpoint_goes_on_with_any_number_of_processes(tmp_path):
 
 def test_alone_there_is_nothing_to_do():
     ranks = present_ranks()
-    assert type(ranks) is Ranks
+    assert type(ranks) is Alone
     assert ranks.leads
     stream = make(masked=False)[1]
     assert ranks.deal(stream) is stream

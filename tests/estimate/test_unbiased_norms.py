@@ -97,6 +97,7 @@ def test_chance_is_uniform_without_a_mean_and_small_with_one():
     none = [chance(gram(rng.standard_cauchy((10, 3))), flips=200, seed=i) for i in range(300)]
     assert 0.02 < np.mean(np.array(none) <= 0.1) < 0.2
     assert chance(gram(1.0 + 0.1 * rng.standard_normal((10, 3)))) < 0.01
+    assert chance(gram(np.ones((40, 1))), flips=100) == 0.01  # the signs that were drawn count too
 
 
 @pytest.mark.parametrize("level", [0.5, 0.9, 0.95, 0.99])

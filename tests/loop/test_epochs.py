@@ -154,6 +154,28 @@ def test_estimates_follow_the_schedule_and_are_counted():
     assert [e.step for e in eager.history] == [0]
 
 
+@pytest.mark.parametrize("gauge", [PAPER, at.truncate.MeasuredGauge()])
+@pytest.mark.filterwarnings("ignore::adaptive_tbptt.TruncationWarning")
+def test_a_model_that_does_not_say_where_it_starts_is_measured_after_a_burn_in(gauge):
+    class Somewhere(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru = nn.GRU(INPUTS, OUT)
+
+        def forward(self, x, state):
+            return self.gru(x, torch.ones(1, x.shape[1], OUT) if state is None else state)
+
+    stream = at.SequenceStream(*data(80))
+    control = at.BiasTolerance(delta=0.5, k_max=8, lags=10, gauge=gauge)
+    tbptt = at.AdaptiveTBPTT(Somewhere(), F.mse_loss, control, burn_in=2)
+    for window in tbptt.windows(stream):
+        window.backward()
+    assert len(tbptt.history) == 1
+    none = at.AdaptiveTBPTT(Somewhere(), F.mse_loss, control, burn_in=0)
+    with pytest.raises(ValueError, match=r"does not start from zeros.*burn_in >= 1"):
+        none.estimate(stream)
+
+
 def test_a_tolerance_that_is_not_met_is_said_once():
     stream = at.SequenceStream(torch.randn(300, 4, INPUTS), torch.randn(300, 4, 4))
     control = at.BiasTolerance(delta=1e-6, k_max=3, lags=40, gauge=PAPER)
@@ -218,7 +240,7 @@ def test_a_number_will_do():
     assert (
         controller(0.1)
         == controller(np.float64(0.1))
-        == at.BiasTolerance(delta=0.1, gauge=at.truncate.PaperGauge())
+        == at.BiasTolerance(delta=0.1, gauge=at.truncate.MeasuredGauge())
     )
     for wrong in (1.0, 0.0, 35.0, -0.1):
         with pytest.raises(ValueError, match=f"got {wrong}; a truncation length is a whole number"):

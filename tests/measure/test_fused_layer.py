@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 import adaptive_tbptt as at
 from adaptive_tbptt.data import Segment
+from adaptive_tbptt.measure import plan as plan_module
 from adaptive_tbptt.measure.fused_layer import LayerPass
 from adaptive_tbptt.measure.lag_probe import probe_segment
 
@@ -281,6 +282,21 @@ def test_a_plan_is_decided_anew_for_another_number_format_or_other_settings():
     assert other.layer is model
     model.weight_hh_l0.data.mul_(0.5)  # other parameters do not change the path
     assert probe_segment(objective, small, settings=settings, plan=other)[1] is other
+
+
+def test_a_loop_decides_once_however_often_it_estimates(monkeypatch):
+    decided = []
+    find = plan_module.find_fused_layer
+    monkeypatch.setattr(
+        plan_module, "find_fused_layer", lambda *a: (decided.append(1), find(*a))[1]
+    )
+    stream = at.SequenceStream(torch.randn(90, ROWS, 3), torch.randn(90, ROWS, 4))
+    rule = at.BiasTolerance(0.5, k_max=8, lags=10, gauge=at.truncate.PaperGauge())
+    tbptt = at.AdaptiveTBPTT(nn.GRU(3, 4), F.mse_loss, rule, estimates_per_epoch=5, burn_in=2)
+    for window in tbptt.windows(stream):
+        window.backward()
+    assert len(tbptt.history) == 5
+    assert len(decided) == 1
 
 
 @pytest.mark.parametrize("make", [Dropped, Packed])

@@ -253,6 +253,21 @@ def test_the_model_and_the_random_state_are_left_alone(fails):
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
+def test_buffers_of_a_loss_are_left_alone():
+    class Counting(nn.MSELoss):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, out, target):
+            self.calls += 1
+            return super().forward(out, target)
+
+    loss = Counting()
+    at.probe(nn.LSTM(INPUTS, 4), loss, *data(4))
+    assert loss.calls == 0
+
+
 def test_the_mode_is_the_models_own_unless_asked():
     model, (x, y) = Busy(), data(4)
     model.eval()

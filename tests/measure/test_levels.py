@@ -1,6 +1,7 @@
 """Levels 0..j together are the gradient of the window with context c_j, for any module."""
 
 import copy
+import weakref
 from itertools import pairwise
 
 import numpy as np
@@ -376,6 +377,34 @@ def test_under_autocast_levels_are_those_of_the_window_up_to_rounding(name):
     assert torch.is_autocast_enabled("cpu") is False
 
 
+class ExactReadout(nn.Module):
+    """Its readout is kept out of autocast, forward and so backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.gru, self.readout = nn.GRU(INPUTS, 8), nn.Linear(8, OUT)
+
+    def core(self, x, state):
+        return self.gru(x, state)
+
+    def head(self, features):
+        with torch.autocast("cpu", enabled=False):
+            return self.readout(features.float())
+
+
+def test_the_backward_pass_is_not_cast():
+    model = ExactReadout().float()
+    objective = at.model.Objective.of(model, F.mse_loss)
+    segment = Segment(*(part.float() for part in real()[:2]))
+    parameters = list(model.parameters())
+    with torch.autocast("cpu", torch.bfloat16):
+        found = level_gradients(objective, segment, None, (0,), parameters)
+        loss = window_forward(objective, segment, None, 0).loss
+    expected = torch.autograd.grad(loss, parameters)  # outside, as torch advises
+    for ours, theirs in zip(found.gradients[0], expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
+
+
 def test_a_state_without_gradient_is_said_not_to_be_reached():
     class Cut(nn.Module):
         def __init__(self):
@@ -410,33 +439,27 @@ def test_a_context_must_leave_a_loss():
 def test_run_again_holds_one_part_at_a_time():
     """The graph of a part is gone once its level is known: memory does not grow with the steps."""
     objective, segment, parameters = case("loop")
-    alive = []
-
-    class Counted(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient
-
     model = objective.recurrent.module
-    forward = model.forward
+    forward, seen, most = model.forward, [], []
 
-    def counted(x, state):
+    def watched(x, state):
         outputs, state = forward(x, state)
         if torch.is_grad_enabled():
-            alive.append(len(x))
-        return outputs, Counted.apply(state)
+            seen.append((len(x), weakref.ref(outputs)))
+            most.append(sum(reference() is not None for _, reference in seen))
+        return outputs, state
 
-    model.forward = counted
+    model.forward = watched
     level_gradients(objective, segment, None, CONTEXTS, parameters, held_steps=5)
     # With gradient: the losses first, then each older part as its turn comes.
-    assert alive == [4, 1, 1, 3, 4]
-    alive.clear()
+    assert [steps for steps, _ in seen] == [4, 1, 1, 3, 4]
+    assert max(most) == 1
+    seen.clear()
+    most.clear()
     level_gradients(objective, segment, None, CONTEXTS, parameters)
-    assert alive == [4, 3, 1, 1, 4]
+    assert [steps for steps, _ in seen] == [4, 3, 1, 1, 4]
+    assert max(most) == 5
+    assert all(reference() is None for _, reference in seen)
 
 
 class Busy(nn.Module):

@@ -85,7 +85,7 @@ class TrainConfig(ABC):
         ):
             if value not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
-        for name in ("epochs", "batch", "eval_chunk", "lags", "hidden", "layers", "losses",
+        for name in ("epochs", "batch", "eval_chunk", "lags", "hidden", "layers", "losses", "k",
                      "train_sequences"):  # fmt: skip
             count = getattr(self, name, None)
             if count is not None and count < 1:

@@ -115,18 +115,15 @@ def check_bias(
         LevelRequest(tuple(sorted({0, *ks, lags})), losses, segments, GROUPS, SIZE),
         Sampling(burn_in=burn_in, level=level, seed=seed),
     )
-    return [
-        BiasCheck(
-            one,
-            losses,
-            curve.relative_at(one),
-            *curve.interval_at(one),
-            level,
-            curve.samples,
-            lags,
-        )
-        for one in ks
-    ]
+    return [check_of(curve, one) for one in ks]
+
+
+def check_of(curve: LevelCurve, k: int) -> BiasCheck:
+    """Return what a measured curve says of one k, which must be among its contexts."""
+    low, high = curve.interval_at(k)
+    return BiasCheck(
+        k, curve.losses, curve.relative_at(k), low, high, curve.level, curve.samples, curve.lags
+    )
 
 
 def measure_levels(

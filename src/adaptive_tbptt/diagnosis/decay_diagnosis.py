@@ -165,6 +165,7 @@ def diagnose_decay(
         sampling: how many losses, in which mode, from which seed.
         count_losses: as in `AdaptiveTBPTT`, where targets are masked.
 
+    >>> import torch
     >>> _ = torch.manual_seed(0)
     >>> data = torch.randn(200, 16, 3), torch.randn(200, 16, 8)
     >>> report = diagnose_decay(nn.LSTM(3, 8), nn.functional.mse_loss, data, lags=60)

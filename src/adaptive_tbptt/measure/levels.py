@@ -112,7 +112,7 @@ def level_gradients(
         one.release()
         own, given = found
         if scale != 1.0:
-            own = [None if g is None else g / scale for g in own]
+            own = [None if g is None else g.to(_wider(g)) / scale for g in own]
         gradients.append(own)
         reached = reached or (index == 0 and any(g is not None and bool(g.any()) for g in given))
     # Where parts ran again their random numbers would follow once more: windows of one measurement
@@ -196,6 +196,11 @@ def _differentiate(
 def _variable(leaf: Tensor) -> Tensor:
     """Return a copy to differentiate for; integers stay constants."""
     return leaf.detach().clone().requires_grad_(leaf.is_floating_point())
+
+
+def _wider(gradient: Tensor) -> torch.dtype:
+    """Return a format that holds a gradient without its scale."""
+    return torch.float32 if gradient.dtype == torch.float16 else gradient.dtype
 
 
 def _loss_scale(objective: Objective, state: State) -> float:
