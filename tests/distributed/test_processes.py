@@ -57,12 +57,8 @@ def train_own_loop(masked=False, epochs=2, wrapped=False, control=CONTROL):
             optimizer.step()
             optimizer.zero_grad()
     found = [p.detach() for p in model.parameters()]
-    evidence = tbptt.evidence
-    if isinstance(evidence, at.estimate.LagProfile):
-        found.append(torch.from_numpy(evidence.state_norms))
-    else:  # kept in float32
-        assert evidence.samples > 0
-        found.append(torch.from_numpy(evidence.vectors).double().round(decimals=5))
+    if isinstance(tbptt.evidence, at.estimate.LagProfile):  # levels are kept in float32
+        found.append(torch.from_numpy(tbptt.evidence.state_norms))
     return found, losses, [e.k for e in tbptt.history]
 
 
@@ -115,7 +111,7 @@ MEASURED = at.BiasTolerance(
     k_min=2,
     k_max=12,
     lags=12,
-    gauge=at.truncate.MeasuredGauge(size=32, budget=at.truncate.ProbeBudget(3, 8, 12)),
+    gauge=at.truncate.MeasuredGauge(size=32, budget=at.truncate.ProbeBudget(16, 32, 16)),
 )
 
 

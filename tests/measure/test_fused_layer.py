@@ -168,6 +168,27 @@ def test_resets_take_the_general_path_and_none_of_them_the_fast_one():
     assert (cut.state_norms[STEPS - 4 :] == 0).all()
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_sequences_that_start_inside_the_window_take_the_fast_path_too(name, monkeypatch):
+    model = LAYERS[name]()
+    shape = (ROWS, STEPS) if model.batch_first else (STEPS, ROWS)
+    resets = torch.zeros(STEPS, ROWS, dtype=torch.bool)
+    resets[2, 0] = resets[2, 1] = resets[10, 1] = resets[6, 2] = resets[0, 2] = True
+    resets = resets.t() if model.batch_first else resets
+    x, y = torch.randn(*shape, 3), torch.randn(*shape, 4)
+    slow = at.probe(model, F.mse_loss, x, y, resets=resets, settings=GENERAL)
+
+    def refuse(*arguments):
+        raise AssertionError("the general path was taken")
+
+    monkeypatch.setattr(plan_module, "StepPass", refuse)
+    fast = at.probe(model, F.mse_loss, x, y, resets=resets)
+    assert_same(fast, slow)
+    # Row 1 starts at step 10: nothing reaches beyond the step that its last loss follows.
+    assert not fast.state_norms[2:, 1].any()
+    assert fast.state_norms[:2, 1].all()
+
+
 def test_dropout_between_layers_keeps_its_mask_on_the_way_back():
     layer = nn.LSTM(3, 8, 2, dropout=0.5).train()
     x = torch.randn(STEPS, ROWS, 3)

@@ -253,6 +253,24 @@ def test_the_model_and_the_random_state_are_left_alone(fails):
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_rows_that_a_mask_leaves_out_have_norm_zero(fused):
+    model, (x, y) = nn.LSTM(INPUTS, 4), data(4)
+    mask = torch.ones(STEPS, ROWS)
+    mask[:, 0] = 0.0
+
+    def loss_fn(outputs, targets):
+        y, mask = targets
+        return ((outputs - y).square().mean(-1) * mask).sum() / mask.sum()
+
+    settings = at.measure.ProbeSettings(fused=fused)
+    count = lambda targets: float(targets[1].sum())  # noqa: E731
+    found = at.probe(model, loss_fn, x, (y, mask), count_losses=count, settings=settings)
+    assert (found.state_norms[:, 0] == 0.0).all()
+    assert np.isfinite(found.state_norms).all()
+    assert (found.state_norms[:, 1:] > 0.0).all()
+
+
 def test_buffers_of_a_loss_are_left_alone():
     class Counting(nn.MSELoss):
         def __init__(self):
