@@ -215,14 +215,14 @@ def test_losses_are_steps_and_a_multiple_of_k_has_a_name_of_its_own():
     assert losses(losses=3) == 3
 
 
-def test_the_last_window_says_what_was_planned_and_what_it_carries():
+def test_the_last_window_says_how_many_losses_it_carries():
     x, y = data(23)
     tbptt = at.AdaptiveTBPTT(MODELS["gru"](), F.mse_loss, at.FixedTruncation(5), losses=10)
     found = []
     for window in tbptt.windows(at.SequenceStream(x, y)):
         window.backward()
         found.append((window.losses, window.steps, window.weight))
-    assert found == [(10, 10, 20), (10, 10, 20), (10, 3, 6)]
+    assert found == [(10, 10, 20), (10, 10, 20), (3, 3, 6)]
 
 
 def test_no_context_needs_a_number_of_losses():

@@ -174,7 +174,7 @@ def test_a_number_instead_of_the_window_gets_a_sentence(old):
         scale.step(old)
 
 
-def test_a_real_window_says_how_many_losses_it_was_planned_with():
+def test_the_last_window_of_an_epoch_takes_a_step_for_the_losses_it_carries():
     model, x = torch.nn.RNN(1, 1), torch.ones(10, 1, 1)
     scale = at.StepScale(torch.optim.SGD(model.parameters(), lr=0.1), "linear")
     tbptt = at.AdaptiveTBPTT(model, torch.nn.MSELoss(), at.FixedTruncation(3), losses=4)
@@ -183,7 +183,7 @@ def test_a_real_window_says_how_many_losses_it_was_planned_with():
         found.backward()
         scale.step(found)
         factors.append(scale.factor)
-    assert factors == [4.0, 4.0, 4.0]  # the last window carries two losses
+    assert factors == [4.0, 4.0, 2.0]
 
 
 def test_clipping_at_a_norm_or_at_a_norm_per_loss():

@@ -106,8 +106,8 @@ class StepScale:
     def step(self, window: Window) -> None:
         """Set the factor of the coming `optimizer.step()`; it holds until the next call.
 
-        The factor follows `window.losses`, the planned K2, also for the last window of an epoch,
-        which may carry fewer losses.
+        The factor follows `window.losses`: the last window of an epoch may carry fewer losses,
+        and then takes a smaller step.
         """
         if not hasattr(window, "losses"):
             raise TypeError(

@@ -63,7 +63,7 @@ class Window:
         start: first step of the window.
         first: first step that carries a loss.
         stop: the step after the last.
-        losses: K2 as planned; the last window of an epoch may carry fewer.
+        losses: K2, the steps that carry a loss; the last window of an epoch may have fewer.
         weight: number of losses it carried, masked ones left out, once its loss was computed.
     """
 
@@ -76,7 +76,8 @@ class Window:
         tally: Tally,
         ranks: Ranks,
     ) -> None:
-        self.k, self.start, self.first, self.stop, self.losses = span
+        self.k, self.start, self.first, self.stop, self._planned = span
+        self.losses = self.stop - self.first
         self.weight: float | None = None
         self._objective, self._stream, self._ranks = objective, stream, ranks
         self._carried, self._tally = carried, tally
@@ -108,7 +109,7 @@ class Window:
         if self._ranks.count > 1:  # a checkpoint will join the rows of all
             recurrent.dims(recurrent.place(segment.inputs))
         # Only windows of full size repeat, so the others are not worth a compilation.
-        full = self.steps == self.losses and context in (0, self.k)
+        full = self.steps == self._planned and context in (0, self.k)
         with eager(not full):
             result = window_forward(self._objective, segment, state, context, self._marks(context))
         for step, entering in result.states.items():

@@ -1,0 +1,51 @@
+"""What a user may pass for a truncation and a number of losses, checked and made uniform."""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+
+from ..truncate.bias_tolerance import BiasTolerance
+from ..truncate.controller import Controller
+from ..truncate.fixed import FixedTruncation
+
+
+def as_controller(truncation: Controller | float) -> Controller:
+    """Return a controller; a number between 0 and 1 is a tolerance, a whole number is K.
+
+    >>> as_controller(35)
+    FixedTruncation(k=35)
+    >>> as_controller(0.1).delta
+    0.1
+    """
+    if isinstance(truncation, Controller):
+        return truncation
+    if isinstance(truncation, Integral) and not isinstance(truncation, bool):
+        return FixedTruncation(int(truncation))
+    if isinstance(truncation, Real) and not isinstance(truncation, bool):
+        if not 0.0 < truncation < 1.0:
+            raise ValueError(
+                f"a float is the tolerated relative bias of the gradient, in (0, 1), got "
+                f"{truncation}; a truncation length is a whole number, such as 35"
+            )
+        return BiasTolerance(delta=float(truncation))
+    raise TypeError(
+        "expected how to truncate: a tolerance such as 0.1, a length such as 35, or a controller "
+        f"such as BiasTolerance(delta=0.1), got {type(truncation).__name__}"
+    )
+
+
+def check_losses(losses: int | None, losses_per_k: float | None) -> None:
+    """Refuse a number of losses per window that makes no sense."""
+    if losses is not None and losses_per_k is not None:
+        raise ValueError(
+            "give losses (a number of steps) or losses_per_k (a multiple of K), not both"
+        )
+    if losses is not None and (isinstance(losses, bool) or not isinstance(losses, Integral)):
+        raise TypeError(
+            f"losses is a number of steps, got {losses!r}; for a multiple of K pass "
+            f"losses_per_k={losses!r}"
+        )
+    if losses is not None and losses < 1:
+        raise ValueError(f"losses must be at least 1 step, got {losses}")
+    if losses_per_k is not None and not losses_per_k > 0.0:
+        raise ValueError(f"losses_per_k must be positive, got {losses_per_k}")
