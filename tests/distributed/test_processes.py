@@ -234,7 +234,7 @@ def test_no_thread_of_the_group_outlives_it(tmp_path):
     script.write_text(ENDED)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     printed = subprocess.check_output([*command, str(script)], text=True)
-    assert printed.split() == ["0", "0"]
+    assert "".join(printed.split()) == "00"  # the two may write at the same moment
 
 
 def test_the_example_prints_the_same_on_two_processes():
