@@ -14,33 +14,11 @@ from torch import Tensor
 
 from .._torch.number_formats import forget_casts
 from .._torch.preserve_model import RandomState, random_state_of, restore_random_state
-from ..data.nest import State, detach, leaves, map_leaves
+from ..data.nest import State, detach, map_leaves
 from ..data.segment import Segment
 from ..model.recurrent import Recurrent
 from .passes import Pass
 from .plan import ProbePlan
-
-
-class _Shelf:
-    """Room for copies of a nest, made at once.
-
-    Small tensors strewn between the large ones of the segments would keep the allocator from
-    using that memory again: 10,000 steps then take up to five times as much.
-    """
-
-    def __init__(self, nest: State, copies: int) -> None:
-        self._free = iter([[x.new_empty(x.shape) for x in leaves(nest)] for _ in range(copies)])
-
-    def put(self, nest: State) -> State:
-        """Return a copy."""
-        slots = iter(next(self._free))
-
-        def copy(x: Tensor) -> Tensor:
-            slot = next(slots)
-            # Under autocast the first state may be of another format than those that follow.
-            return slot.copy_(x) if slot.dtype == x.dtype else x.clone()
-
-        return map_leaves(copy, nest)
 
 
 class Segments:
@@ -65,9 +43,10 @@ class Segments:
         self._kept: list[tuple[State, RandomState]] = []
         self._newest: Pass | None = None
         self.final = detach(state)
-        shelf = _Shelf((self.final, random_state_of(recurrent.module)), len(self._starts))
         for start in self._starts:
-            self._kept.append(shelf.put((self.final, random_state_of(recurrent.module))))
+            # A copy: a state may be a view into all that a segment computed.
+            kept = map_leaves(Tensor.clone, self.final), random_state_of(recurrent.module)
+            self._kept.append(kept)
             last = start == self._starts[-1]
             with torch.set_grad_enabled(last):
                 passed = self._run(start, self.final)
