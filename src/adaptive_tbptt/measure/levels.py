@@ -26,8 +26,9 @@ from ..data.nest import State, detach, leaves, map_leaves
 from ..data.segment import Segment
 from ..model.objective import Objective
 from ..model.running import Piece, run_pieces
+from .passes import as_variable
+from .plan import HELD_STEPS
 
-HELD_STEPS = 400  # the paper's longest window; about 300 MiB for an LSTM of 128 units, 64 rows
 FLOAT16_SCALE = 2.0**10  # arbitrary: lifts small gradients over float16's floor, far from its top
 
 
@@ -138,7 +139,7 @@ class _Pass:
         if self._random is not None:  # the same dropout as the first time
             restore_random_state(recurrent.module, self._random)
         forget_casts()
-        self.entering = None if self._state is None else map_leaves(_variable, self._state)
+        self.entering = None if self._state is None else map_leaves(as_variable, self._state)
         self._pieces = list(run_pieces(recurrent, self._part, self.entering))
         self.leaving = self._pieces[-1].state
 
@@ -193,18 +194,13 @@ def _differentiate(
     return own, [next(found) if x.requires_grad else None for x in entering]
 
 
-def _variable(leaf: Tensor) -> Tensor:
-    """Return a copy to differentiate for; integers stay constants."""
-    return leaf.detach().clone().requires_grad_(leaf.is_floating_point())
-
-
-def _wider(gradient: Tensor) -> torch.dtype:
-    """Return a format that holds a gradient without its scale."""
-    return torch.float32 if gradient.dtype == torch.float16 else gradient.dtype
-
-
 def _loss_scale(objective: Objective, state: State) -> float:
     """Return what the loss is multiplied by where gradients pass through float16."""
     device = objective.recurrent.device
     formats = {x.dtype for x in leaves(state)} | {autocast_format(device)}
     return FLOAT16_SCALE if torch.float16 in formats else 1.0
+
+
+def _wider(gradient: Tensor) -> torch.dtype:
+    """Return a format that holds a gradient without its scale."""
+    return torch.float32 if gradient.dtype == torch.float16 else gradient.dtype
