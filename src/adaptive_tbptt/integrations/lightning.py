@@ -45,7 +45,7 @@ class Starved(Exception):
 
 
 class ChunkFeed(Iterator[Segment]):
-    """The chunks of one epoch, as they come, and the stream that reads them.
+    """The chunks of one epoch, as they come.
 
     Reading raises `Starved` if the next chunk has not come yet. This leaves the stream and its
     windows as they were, so you can ask for the same window again later.
@@ -54,7 +54,6 @@ class ChunkFeed(Iterator[Segment]):
     def __init__(self) -> None:
         self.chunks: deque[Segment] = deque()
         self.closed = False
-        self.stream = ChunkStream(self)
 
     def __next__(self) -> Segment:
         if self.chunks:
@@ -134,7 +133,7 @@ class TBPTTModule(LightningModule):
         super().__init__(*args, **kwargs)
         self.automatic_optimization = False
         self.carry, self.clip, self.step_scale, self.monitor = carry, clip, step_scale, monitor
-        self._feed: ChunkFeed | None = None
+        self._open: tuple[ChunkFeed, ChunkStream] | None = None  # those of the present epoch
         self._saved_stream: dict[str, Any] | None = None  # from a checkpoint, until the next batch
         self._planned = False  # whether this module has set tbptt.estimate_every
         self._losses = 1  # K2 of the window whose step comes next, for clipping in a hook
@@ -152,7 +151,7 @@ class TBPTTModule(LightningModule):
                 "parameters with rates of their own"
             )
         chunk = self._as_segment(batch)
-        feed = self._open(batch_idx)
+        feed, stream = self._feed_and_stream(batch_idx)
         self._plan_estimates(chunk.steps, batch_idx)
         feed.chunks.append(chunk)
         feed.closed = bool(self.trainer.is_last_batch) or not self.carry
@@ -161,14 +160,14 @@ class TBPTTModule(LightningModule):
         scale = StepScale(optimizer.optimizer, self.step_scale)
         try:
             with suppress(Starved):
-                for window in self.tbptt.windows(feed.stream):
+                for window in self.tbptt.windows(stream):
                     losses.append(self._update(window, optimizer, scale))
                     if 0 <= self.trainer.max_steps <= self.trainer.global_step:
                         break
         finally:
             scale.remove()
         if feed.closed:  # the next batch begins a new epoch, or new sequences
-            self._feed = None
+            self._open = None
         if self.trainer.is_last_batch:
             self._step_schedulers("epoch", plateau=False)
         if not losses:
@@ -224,7 +223,7 @@ class TBPTTModule(LightningModule):
         checkpoint[KEY] = {
             "controller": repr(self.tbptt.controller),
             "tbptt": self.tbptt.state_dict(),
-            "stream": None if self._feed is None else self._feed.stream.state_dict(data=True),
+            "stream": None if self._open is None else self._open[1].state_dict(data=True),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -241,7 +240,7 @@ class TBPTTModule(LightningModule):
             )
             return
         self.tbptt.load_state_dict(saved["tbptt"])
-        self._feed, self._saved_stream = None, saved["stream"]
+        self._open, self._saved_stream = None, saved["stream"]
 
     def configure_callbacks(self) -> list[Callback]:
         """Check the settings of Lightning's Trainer; this is the first hook that it calls.
@@ -286,8 +285,8 @@ class TBPTTModule(LightningModule):
             )
         return time_first(*parts, batch_first=self.tbptt.recurrent.batch_first)
 
-    def _open(self, batch_idx: int) -> ChunkFeed:
-        """Return the feed that the next chunk belongs to."""
+    def _feed_and_stream(self, batch_idx: int) -> tuple[ChunkFeed, ChunkStream]:
+        """Return the feed that the next chunk belongs to, and the stream that reads it."""
         loader = self.trainer.train_dataloader
         if batch_idx == 0:
             if self.carry and isinstance(loader, DataLoader) and shuffles(loader):
@@ -296,13 +295,14 @@ class TBPTTModule(LightningModule):
                     "the state carried from one to the next would be wrong. Use shuffle=False, "
                     "or carry=False if each batch holds sequences of its own"
                 )
-            self._feed = self._saved_stream = None
+            self._open = self._saved_stream = None
         saved, self._saved_stream = self._saved_stream, None
-        if self._feed is None:
-            self._feed = ChunkFeed()
+        if self._open is None:
+            feed = ChunkFeed()
+            self._open = feed, ChunkStream(feed)
             resumable = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
             if saved is not None and resumable:
-                self._feed.stream.load_state_dict(saved)
+                self._open[1].load_state_dict(saved)
             elif saved is not None:
                 warnings.warn(
                     "resumed inside an epoch with a loader that is not resumable: Lightning reads "
@@ -310,7 +310,7 @@ class TBPTTModule(LightningModule):
                     "end of an epoch, or use a loader with state_dict and load_state_dict",
                     stacklevel=2,
                 )
-        return self._feed
+        return self._open
 
     def _plan_estimates(self, steps: int, batch_idx: int) -> None:
         """Set `estimate_every` from `estimates_per_epoch`: a fed stream has no known length."""

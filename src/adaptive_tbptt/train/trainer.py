@@ -196,19 +196,7 @@ class Trainer:
             require_stream(valid)
         with self.folder.locked():
             self.folder.open(keep=self._resume(train, resume))
-            total = None if train.length is None else epochs * train.length
-            self.scale = StepScale(self.optimizer, self.step_scale)
-            self.optimizer.zero_grad()  # gradients from before are not part of the first update
-            with (
-                DeferredInterrupt() as interrupt,
-                ProgressDisplay(total, self.tbptt.trained_steps, show=self.show) as display,
-            ):
-                try:
-                    stopped = self._run_epochs(train, valid, epochs, interrupt, display)
-                finally:
-                    self.scale.remove()
-                    for logger in (self.folder, *self.loggers):
-                        logger.close()
+            stopped = self._run_epochs(train, valid, epochs)
         return FitResult(self.epoch, stopped, self.best_epoch, self.best_loss, self.history)
 
     def evaluate(self, stream: Stream) -> float:
@@ -237,25 +225,30 @@ class Trainer:
         training_state.load_state_dict(self, train, saved, source)
         return int(saved["metrics_lines"])
 
-    def _run_epochs(
-        self,
-        train: Stream,
-        valid: Stream | None,
-        epochs: int,
-        interrupt: DeferredInterrupt,
-        display: ProgressDisplay,
-    ) -> Stopped:
-        while self.epoch < epochs:
-            waited = self.epoch - (self.best_epoch or 0)
-            if valid is not None and self.patience is not None and waited >= self.patience:
-                return "patience"
-            if not self._run_windows(train, interrupt, display):
-                return "time"
-            self._end_epoch(train, valid, display)
-            # A signal during validation: the end of the epoch has written a checkpoint.
-            if self.ranks.any([interrupt.pending])[0]:
-                raise KeyboardInterrupt
-        return "epochs"
+    def _run_epochs(self, train: Stream, valid: Stream | None, epochs: int) -> Stopped:
+        total = None if train.length is None else epochs * train.length
+        self.scale = StepScale(self.optimizer, self.step_scale)
+        self.optimizer.zero_grad()  # gradients from before are not part of the first update
+        with (
+            DeferredInterrupt() as interrupt,
+            ProgressDisplay(total, self.tbptt.trained_steps, show=self.show) as display,
+        ):
+            try:
+                while self.epoch < epochs:
+                    waited = self.epoch - (self.best_epoch or 0)
+                    if valid is not None and self.patience is not None and waited >= self.patience:
+                        return "patience"
+                    if not self._run_windows(train, interrupt, display):
+                        return "time"
+                    self._end_epoch(train, valid, display)
+                    # A signal during validation: the end of the epoch has written a checkpoint.
+                    if self.ranks.any([interrupt.pending])[0]:
+                        raise KeyboardInterrupt
+                return "epochs"
+            finally:
+                self.scale.remove()
+                for logger in (self.folder, *self.loggers):
+                    logger.close()
 
     def _run_windows(
         self, train: Stream, interrupt: DeferredInterrupt, display: ProgressDisplay
