@@ -129,6 +129,8 @@ class Ranks(ABC):
 
     def total_array(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return the sum of an array over all ranks."""
+        if self.count == 1:
+            return values
         tensor = torch.from_numpy(values).to(_device())
         self._sum(tensor)
         return np.asarray(tensor.cpu().numpy())
@@ -267,6 +269,6 @@ def process_group(device: str = "cpu", timeout: float = 600.0) -> Iterator[str]:
 
 def _device() -> torch.device:
     """Return where the default backend wants the tensors of a collective call."""
-    if dist.is_available() and dist.is_initialized() and dist.get_backend() == "nccl":
+    if dist.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
