@@ -3,7 +3,7 @@
 import pytest
 
 import adaptive_tbptt as at
-from adaptive_tbptt.train.run_settings import require_same_settings
+from adaptive_tbptt.train.training_state import require_same_settings
 
 from ..small_run import build, streams
 

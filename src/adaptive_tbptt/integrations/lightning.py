@@ -1,17 +1,18 @@
 """Truncated backpropagation under Lightning's Trainer, which removed its own in 2.0.
 
-Lightning's Trainer hands over one batch at a time, and windows do not end where batches do. So
-`training_step` takes a batch as a chunk and runs every window whose losses are all there by then.
-Each window is one optimiser step: a long chunk makes several, chunks shorter than K make none until
-enough have come. The last batch of an epoch also runs what is left. The gradients equal those of
-`AdaptiveTBPTT` in your own loop over the same chunks.
+Lightning hands over one batch at a time, and windows do not end where batches do. `training_step`
+takes a batch as a chunk and runs every window whose losses have all arrived. Each window is one
+optimiser step: a long chunk makes several, a chunk shorter than K may make none. The last batch of
+an epoch also runs what is left. The gradients equal those of your own loop over the same chunks.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -27,7 +28,6 @@ from ..loop.adaptive import AdaptiveTBPTT
 from ..loop.clipping import Clip
 from ..loop.step_scale import Rule, StepScale
 from ..loop.window import Window
-from .chunk_feed import ChunkFeed, until_starved
 
 try:
     from lightning.pytorch import Callback, LightningModule
@@ -40,6 +40,27 @@ except ImportError as error:
 KEY = "adaptive_tbptt"  # in Lightning's checkpoints
 
 
+class Starved(Exception):
+    """A window needs a chunk that Lightning has not handed over yet."""
+
+
+class ChunkFeed(Iterator[Segment]):
+    """The chunks of one epoch, as they come.
+
+    Reading raises `Starved` if the next chunk has not come yet. This leaves the stream and its
+    windows as they were, so you can ask for the same window again later.
+    """
+
+    def __init__(self) -> None:
+        self.chunks: deque[Segment] = deque()
+        self.closed = False
+
+    def __next__(self) -> Segment:
+        if self.chunks:
+            return self.chunks.popleft()
+        raise StopIteration if self.closed else Starved
+
+
 class TBPTTModule(LightningModule):
     """A LightningModule trained with truncated backpropagation, K fixed or chosen from delta.
 
@@ -48,8 +69,7 @@ class TBPTTModule(LightningModule):
     itself: `AdaptiveTBPTT(self, ...)`.
 
     Each batch of the training loader is `(inputs, targets)` or `(inputs, targets, resets)` in the
-    layout of the model: time first, unless the model is `batch_first`. Override `chunk` for batches
-    of another form.
+    layout of the model: time first, unless the model is `batch_first`. Override `chunk` for others.
 
     Args:
         carry: True if each batch continues the one before, row by row: the state is carried from
@@ -71,10 +91,9 @@ class TBPTTModule(LightningModule):
 
     The module steps your schedulers: those with `"interval": "step"` after every window, all others
     after every epoch. It logs `train_loss` (the mean of the epoch), `k`, `beta` and
-    `relative_bias`. `global_step` and `max_steps` count windows, that is optimiser steps.
-
-    Without `estimate_every`, the module turns `estimates_per_epoch` into steps by assuming that
-    every batch is as long as the first.
+    `relative_bias`. `global_step` and `max_steps` count optimiser steps, that is windows. Without
+    `estimate_every`, the module turns `estimates_per_epoch` into steps by assuming that every batch
+    is as long as the first.
 
     Checkpoints hold K, its history and the carried state. A run resumed at the end of an epoch
     equals one that never stopped. So does one resumed inside an epoch, if the loader is resumable
@@ -114,8 +133,7 @@ class TBPTTModule(LightningModule):
         super().__init__(*args, **kwargs)
         self.automatic_optimization = False
         self.carry, self.clip, self.step_scale, self.monitor = carry, clip, step_scale, monitor
-        self._feed: ChunkFeed | None = None
-        self._stream: ChunkStream | None = None
+        self._open: tuple[ChunkFeed, ChunkStream] | None = None  # those of the present epoch
         self._saved_stream: dict[str, Any] | None = None  # from a checkpoint, until the next batch
         self._planned = False  # whether this module has set tbptt.estimate_every
         self._losses = 1  # K2 of the window whose step comes next, for clipping in a hook
@@ -126,29 +144,38 @@ class TBPTTModule(LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         """Add a chunk and run the windows it completes; return their mean loss, if any."""
-        optimizer = self._only_optimizer()
+        optimizer = self.optimizers()
+        if not isinstance(optimizer, LightningOptimizer):
+            raise ValueError(
+                "configure_optimizers must return one optimiser: use parameter groups for "
+                "parameters with rates of their own"
+            )
         chunk = self._as_segment(batch)
-        last = bool(self.trainer.is_last_batch) or not self.carry
-        feed, stream = self._open(batch_idx)
+        feed, stream = self._feed_and_stream(batch_idx)
         self._plan_estimates(chunk.steps, batch_idx)
-        feed.put(chunk, last)
+        feed.chunks.append(chunk)
+        feed.closed = bool(self.trainer.is_last_batch) or not self.carry
         losses: list[Tensor] = []
         # For this call only: whatever else steps the optimiser must find no hooks on it.
         scale = StepScale(optimizer.optimizer, self.step_scale)
         try:
-            for window in until_starved(self.tbptt.windows(stream)):
-                losses.append(self._update(window, optimizer, scale))
-                if 0 <= self.trainer.max_steps <= self.trainer.global_step:
-                    break
+            with suppress(Starved):
+                for window in self.tbptt.windows(stream):
+                    losses.append(self._update(window, optimizer, scale))
+                    if 0 <= self.trainer.max_steps <= self.trainer.global_step:
+                        break
         finally:
             scale.remove()
-        if last:  # the next batch begins a new epoch, or new sequences
-            self._feed = self._stream = None
+        if feed.closed:  # the next batch begins a new epoch, or new sequences
+            self._open = None
         if self.trainer.is_last_batch:
             self._step_schedulers("epoch", plateau=False)
         if not losses:
             return None
-        self._log_truncation()
+        self.log("k", float(self.tbptt.k or 0), prog_bar=True)
+        decision = self.tbptt.truncation.decision
+        if decision is not None:
+            self.log_dict({"beta": decision.beta, "relative_bias": decision.relative_bias})
         return torch.stack(losses).mean()
 
     def _update(self, window: Window, optimizer: LightningOptimizer, scale: StepScale) -> Tensor:
@@ -163,30 +190,26 @@ class TBPTTModule(LightningModule):
         self._step_schedulers("step", plateau=False)
         self._step_schedulers("step", plateau=True)
         loss = loss.detach()
-        weight = window.weight or 0.0
-        if weight > 0:
+        if window.weight:  # the losses that the epoch's mean counts this window with
+            size = max(1, round(window.weight))
             self.log(
-                "train_loss",
-                loss,
-                on_step=False,
-                on_epoch=True,
-                prog_bar=True,
-                batch_size=max(1, round(weight)),
+                "train_loss", loss, prog_bar=True, on_step=False, on_epoch=True, batch_size=size
             )
         return loss
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Clip the gradients; precision plugins unscale them just before this hook."""
         super().on_before_optimizer_step(optimizer)
-        if self.clip is not None:
-            scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-            if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
-                raise ValueError(
-                    f"a fused {type(optimizer).__name__} unscales the gradients inside its step, "
-                    "which is too late for clipping: use fused=False, or bf16-mixed"
-                )
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            self.clip(parameters, self._losses)
+        if self.clip is None:
+            return
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
+            raise ValueError(
+                f"a fused {type(optimizer).__name__} unscales the gradients inside its step, "
+                "which is too late for clipping: use fused=False, or bf16-mixed"
+            )
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.clip(parameters, self._losses)
 
     def on_train_epoch_end(self) -> None:
         """Step a `ReduceLROnPlateau`, now that validation has run."""
@@ -200,7 +223,7 @@ class TBPTTModule(LightningModule):
         checkpoint[KEY] = {
             "controller": repr(self.tbptt.controller),
             "tbptt": self.tbptt.state_dict(),
-            "stream": None if self._stream is None else self._stream.state_dict(data=True),
+            "stream": None if self._open is None else self._open[1].state_dict(data=True),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -217,8 +240,7 @@ class TBPTTModule(LightningModule):
             )
             return
         self.tbptt.load_state_dict(saved["tbptt"])
-        self._feed = self._stream = None
-        self._saved_stream = saved["stream"]
+        self._open, self._saved_stream = None, saved["stream"]
 
     def configure_callbacks(self) -> list[Callback]:
         """Check the settings of Lightning's Trainer; this is the first hook that it calls.
@@ -254,15 +276,6 @@ class TBPTTModule(LightningModule):
                 "loss_fn, controller) in __init__"
             )
 
-    def _only_optimizer(self) -> LightningOptimizer:
-        optimizer = self.optimizers()
-        if not isinstance(optimizer, LightningOptimizer):
-            raise ValueError(
-                "configure_optimizers must return one optimiser: use parameter groups for "
-                "parameters with rates of their own"
-            )
-        return optimizer
-
     def _as_segment(self, batch: Any) -> Segment:
         parts = self.chunk(batch)
         if not isinstance(parts, tuple | list) or len(parts) not in (2, 3):
@@ -272,79 +285,61 @@ class TBPTTModule(LightningModule):
             )
         return time_first(*parts, batch_first=self.tbptt.recurrent.batch_first)
 
-    def _open(self, batch_idx: int) -> tuple[ChunkFeed, ChunkStream]:
-        """Return the feed and the stream that the next chunk belongs to."""
+    def _feed_and_stream(self, batch_idx: int) -> tuple[ChunkFeed, ChunkStream]:
+        """Return the feed that the next chunk belongs to, and the stream that reads it."""
+        loader = self.trainer.train_dataloader
         if batch_idx == 0:
-            loader = self.trainer.train_dataloader
             if self.carry and isinstance(loader, DataLoader) and shuffles(loader):
                 raise ValueError(
                     "the training loader shuffles: its batches do not continue each other, so "
                     "the state carried from one to the next would be wrong. Use shuffle=False, "
                     "or carry=False if each batch holds sequences of its own"
                 )
+            self._open = self._saved_stream = None
         saved, self._saved_stream = self._saved_stream, None
-        if batch_idx == 0 or self._feed is None or self._stream is None:
-            self._feed = ChunkFeed()
-            self._stream = ChunkStream(self._feed)
-            if batch_idx > 0 and saved is not None:
-                self._resume_inside_an_epoch(saved)
-        return self._feed, self._stream
-
-    def _resume_inside_an_epoch(self, saved: dict[str, Any]) -> None:
-        loader = self.trainer.train_dataloader
-        if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
-            assert self._stream is not None
-            self._stream.load_state_dict(saved)
-        else:
-            warnings.warn(
-                "resumed inside an epoch with a loader that is not resumable: Lightning reads "
-                "the data from the first batch again, so the state is reset. Checkpoint at the end "
-                "of an epoch, or use a loader with state_dict and load_state_dict",
-                stacklevel=2,
-            )
+        if self._open is None:
+            feed = ChunkFeed()
+            self._open = feed, ChunkStream(feed)
+            resumable = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+            if saved is not None and resumable:
+                self._open[1].load_state_dict(saved)
+            elif saved is not None:
+                warnings.warn(
+                    "resumed inside an epoch with a loader that is not resumable: Lightning reads "
+                    "the data from the first batch again, so the state is reset. Checkpoint at the "
+                    "end of an epoch, or use a loader with state_dict and load_state_dict",
+                    stacklevel=2,
+                )
+        return self._open
 
     def _plan_estimates(self, steps: int, batch_idx: int) -> None:
         """Set `estimate_every` from `estimates_per_epoch`: a fed stream has no known length."""
         tbptt = self.tbptt
-        if tbptt.request is None:
+        due = tbptt.estimate_every is None or (self._planned and batch_idx == 0)
+        if tbptt.request is None or not due:
             return
-        if tbptt.estimate_every is None or (self._planned and batch_idx == 0):
-            batches = self.trainer.num_training_batches
-            if math.isinf(batches):
-                raise ValueError(
-                    "the loader has no length, so estimates_per_epoch cannot be turned into "
-                    "steps: pass estimate_every=, a number of steps, to AdaptiveTBPTT"
-                )
-            tbptt.estimate_every = math.ceil(batches * steps / tbptt.estimates_per_epoch)
-            self._planned = True
+        batches = self.trainer.num_training_batches
+        if math.isinf(batches):
+            raise ValueError(
+                "the loader has no length, so estimates_per_epoch cannot be turned into steps: "
+                "pass estimate_every=, a number of steps, to AdaptiveTBPTT"
+            )
+        tbptt.estimate_every = math.ceil(batches * steps / tbptt.estimates_per_epoch)
+        self._planned = True
 
     def _step_schedulers(self, interval: str, *, plateau: bool) -> None:
-        """Step the schedulers of an interval, which Lightning does not under manual optimisation.
-
-        Args:
-            interval: 'step' or 'epoch'.
-            plateau: step those that watch a metric, or all others.
-        """
+        """Step those schedulers that watch a metric, or all others; Lightning steps none here."""
         done = self.trainer.global_step if interval == "step" else self.trainer.current_epoch + 1
         for config in self.trainer.lr_scheduler_configs:
-            scheduler = config.scheduler
             if config.interval != interval or done % config.frequency:
                 continue
-            if isinstance(scheduler, ReduceLROnPlateau) != plateau:
+            if isinstance(config.scheduler, ReduceLROnPlateau) != plateau:
                 continue
-            metric = None
-            if plateau:
-                metric = self.trainer.callback_metrics.get(self.monitor)
-                if metric is None:
-                    raise ValueError(
-                        f"ReduceLROnPlateau watches '{self.monitor}', which is not logged: pass "
-                        "monitor= to super().__init__ of your module, one of "
-                        f"{', '.join(sorted(self.trainer.callback_metrics))}"
-                    )
-            self.lr_scheduler_step(scheduler, metric)
-
-    def _log_truncation(self) -> None:
-        decision = self.tbptt.truncation.decision
-        self.log("k", float(self.tbptt.k or 0), prog_bar=True)
-        if decision is not None:
-            self.log_dict({"beta": decision.beta, "relative_bias": decision.relative_bias})
+            metric = self.trainer.callback_metrics.get(self.monitor) if plateau else None
+            if plateau and metric is None:
+                raise ValueError(
+                    f"ReduceLROnPlateau watches '{self.monitor}', which is not logged: pass "
+                    "monitor= to super().__init__ of your module, one of "
+                    f"{', '.join(sorted(self.trainer.callback_metrics))}"
+                )
+            self.lr_scheduler_step(config.scheduler, metric)

@@ -4,11 +4,10 @@ from ..errors import CheckpointError, TrainingError
 from .checkpoint import load as load_checkpoint
 from .checkpoint import load_model
 from .files import read_rows, read_toml, short_number, write_text
-from .fit_result import FitResult
 from .loggers import JsonlLogger, Logger, TensorBoardLogger
 from .provenance import origin
 from .run_folder import RunFolder
-from .trainer import Trainer
+from .trainer import FitResult, Trainer
 
 __all__ = [
     "CheckpointError",

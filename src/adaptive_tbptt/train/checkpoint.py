@@ -1,7 +1,6 @@
 """Checkpoints: one safetensors file each, written atomically. Loading one runs no code from it.
 
-The tensors are those of the file. The nest of dicts, lists and numbers around them is JSON in its
-metadata.
+The file's metadata hold the nest of dicts, lists and numbers around the tensors, as JSON.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
+from .files import replacing
 
 FORMAT = "adaptive-tbptt checkpoint"
 VERSION = 1  # raised when an older release could no longer read what this one writes
@@ -50,16 +50,12 @@ def save(path: str | Path, nest: Any) -> None:
     path = Path(path)
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_encode(nest, tensors))
-    # The process id keeps two writers from sharing one half-written file.
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, partial, {"format": FORMAT, "version": str(VERSION), "nest": text})
-        _sync(partial)  # before the rename: the name must never stand for data still in a cache
-        os.replace(partial, path)
+        with replacing(path) as partial:
+            save_file(tensors, partial, {"format": FORMAT, "version": str(VERSION), "nest": text})
+            _sync(partial)  # before the rename: the name must never stand for data still in a cache
         _sync(path.parent)
     except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
         kept = "; the checkpoint before it is intact" if path.exists() else ""
         raise CheckpointError(f"cannot write {path}: {error}{kept}") from error
 
@@ -95,18 +91,17 @@ def load_model(module: torch.nn.Module, saved: dict[str, Tensor], source: str | 
         source: where it comes from, for the error.
     """
     own = module.state_dict()
-    missing, extra = sorted(own.keys() - saved.keys()), sorted(saved.keys() - own.keys())
     shapes = [
         f"{name} is {tuple(saved[name].shape)} there and {tuple(own[name].shape)} here"
-        for name in own.keys() & saved.keys()
+        for name in sorted(own.keys() & saved.keys())
         if isinstance(own[name], Tensor)  # anything else is the extra state of a module
         and isinstance(saved[name], Tensor)
         and saved[name].shape != own[name].shape
     ]
     problems = [
-        *(f"{name} is missing" for name in missing),
-        *(f"{name} is not part of this model" for name in extra),
-        *sorted(shapes),
+        *(f"{name} is missing" for name in sorted(own.keys() - saved.keys())),
+        *(f"{name} is not part of this model" for name in sorted(saved.keys() - own.keys())),
+        *shapes,
     ]
     if problems:
         raise CheckpointError(f"{source} does not fit the model: {'; '.join(problems)}")

@@ -6,19 +6,29 @@ import json
 import math
 import os
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file under another name and rename it, so that no reader sees half of it."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a name to write to; rename that file at the end, so that no reader sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # The process id keeps two writers from sharing one half-written file.
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
+        yield partial
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, whole or not at all; its folder is created if need be."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -42,9 +52,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def short_number(value: Any) -> Any:
-    """Round a float to five digits, which keeps files small; None replaces what is not finite.
+    """Round a float to five digits, which keeps files small; other values stay as they are.
 
-    JSON has neither NaN nor infinity. Anything but a float is returned as it is.
+    NaN and infinities become None, because JSON has neither.
 
     >>> short_number(1.23456789), short_number(float("nan")), short_number(7)
     (1.2346, None, 7)

@@ -28,11 +28,10 @@ class JsonlLogger:
 
     Args:
         path: the file; its folder is created if need be.
-        keep: how many lines of an existing file to keep. A resumed run drops those that were
-            written after its checkpoint, because it will write them again.
+        keep: how many lines of an existing file to keep. A resumed run drops the lines written
+            after its checkpoint, because it will write them again.
 
     Attributes:
-        path: the file.
         lines: number of lines in the file.
     """
 
@@ -55,10 +54,7 @@ class JsonlLogger:
 
 
 def plain(value: Any) -> Any:
-    """Convert what a callback may add to JSON types.
-
-    Scalars of numpy and torch become numbers; NaN and infinities become None.
-    """
+    """Convert numpy and torch scalars to numbers, NaN and infinities to None, as JSON needs."""
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

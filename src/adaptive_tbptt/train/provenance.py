@@ -41,25 +41,19 @@ def _processor() -> str:
 
 @functools.cache
 def commit() -> str:
-    """Return the short commit of this code, with '+changes' if files differ from it.
+    """Return the short commit of this code, '+changes' if files differ from it, or 'unknown'."""
 
-    It is 'unknown' where the code is not under version control.
-    """
+    def git(*command: str) -> str:
+        folder = str(Path(__file__).parent)
+        return subprocess.check_output(
+            ["git", "-C", folder, *command], text=True, stderr=subprocess.DEVNULL
+        ).strip()
+
     try:
         # The package may be installed inside the repository of another project, whose commit says
         # nothing about this code: so ask whether this very file is tracked.
-        _git("ls-files", "--error-unmatch", Path(__file__).name)
-        changes = "+changes" if _git("status", "--porcelain", ".") else ""
-        return _git("rev-parse", "--short=12", "HEAD") + changes
+        git("ls-files", "--error-unmatch", Path(__file__).name)
+        changes = "+changes" if git("status", "--porcelain", ".") else ""
+        return git("rev-parse", "--short=12", "HEAD") + changes
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-
-
-def _git(*command: str) -> str:
-    done = subprocess.run(
-        ["git", "-C", str(Path(__file__).parent), *command],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.strip()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,9 +27,6 @@ class RunFolder:
 
     Args:
         path: the folder; None keeps nothing.
-
-    Attributes:
-        path: the folder; None keeps nothing.
     """
 
     def __init__(self, path: str | Path | None) -> None:
@@ -42,33 +40,33 @@ class RunFolder:
         return None if self.path is None else self.path / "checkpoints" / f"{name}.safetensors"
 
     def tensorboard(self, wanted: bool | None) -> list[Logger]:
-        """Return a list with a logger for TensorBoard, or an empty one.
-
-        Args:
-            wanted: whether to log there; None does so where TensorBoard is installed.
-        """
+        """Return a list of at most one logger; None logs if TensorBoard is installed."""
         if wanted is None:
             wanted = self.path is not None and find_spec("tensorboard") is not None
         if not wanted:
             return []
         if self.path is None:
             raise ValueError("tensorboard needs a run_dir to write to")
-        try:
+        with self._writing():
             return [TensorBoardLogger(self.path / "tensorboard")]
-        except OSError as error:
-            raise TrainingError(f"cannot write to {self.path}: {error}") from error
 
-    @contextlib.contextmanager
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            safe = self.what_is_safe()
+            raise TrainingError(f"cannot write to {self.path}: {error}{safe}") from error
+
+    @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the folder against other processes; the system frees the lock when this one dies."""
         if self.path is None or fcntl is None:
             yield
             return
-        try:
+        with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
             file = (self.path / ".lock").open("w")
-        except OSError as error:
-            raise TrainingError(f"cannot write to {self.path}: {error}") from error
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -98,21 +96,15 @@ class RunFolder:
         return checkpoint.load(path)
 
     def open(self, keep: int = 0) -> None:
-        """Open the metrics for writing; keep the first `keep` lines of an existing file."""
+        """Open the metrics, keep their first `keep` lines, and note the start in `starts.jsonl`."""
         if self.path is None:
             return
-        try:
-            self._metrics = JsonlLogger(self.path / "metrics.jsonl", keep)
-            self._note_start()
-        except OSError as error:
-            raise TrainingError(f"cannot write to {self.path}: {error}") from error
-
-    def _note_start(self) -> None:
-        """Add a line to `starts.jsonl`: when, where and with what code the run started."""
-        assert self.path is not None
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        with (self.path / "starts.jsonl").open("a") as file:
-            file.write(json.dumps({"time": now, **origin(), "adaptive-tbptt": version()}) + "\n")
+        start = json.dumps({"time": now, **origin(), "adaptive-tbptt": version()})
+        with self._writing():
+            self._metrics = JsonlLogger(self.path / "metrics.jsonl", keep)
+            with (self.path / "starts.jsonl").open("a") as file:
+                file.write(f"{start}\n")
 
     @property
     def lines(self) -> int:
@@ -121,12 +113,9 @@ class RunFolder:
 
     def log(self, metrics: Metrics, step: int) -> None:
         """Write a line of metrics."""
-        if self._metrics is None:
-            return
-        try:
-            self._metrics.log(metrics, step)
-        except OSError as error:
-            raise TrainingError(f"cannot write metrics: {error}{self.what_is_safe()}") from error
+        if self._metrics is not None:
+            with self._writing():
+                self._metrics.log(metrics, step)
 
     def save(self, name: str, nest: Any) -> None:
         """Write a checkpoint."""
@@ -141,7 +130,9 @@ class RunFolder:
     def what_is_safe(self) -> str:
         """Return the end of an error message: which checkpoint the run can be resumed from."""
         path = self.file("last")
-        return "" if path is None or not path.exists() else f". The last good checkpoint is {path}"
+        # os.path, because Path.exists raises for a folder that cannot be read.
+        known = path is not None and os.path.exists(path)
+        return f". The last good checkpoint is {path}" if known else ""
 
     def close(self) -> None:
         """Close the metrics."""

@@ -2,41 +2,61 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ..data.stream import Stream, require_stream
-from ..distributed.ranks import Ranks
 from ..errors import TrainingError
 from ..loop.adaptive import AdaptiveTBPTT
 from ..loop.clipping import Clip
 from ..loop.evaluation import evaluate_sum, mean_loss
 from ..loop.step_scale import Rule, StepScale, rule_for
 from ..loop.window import Window
-from .fit_result import FitResult, Stopped
+from . import training_state
 from .interrupt import DeferredInterrupt
 from .loggers import Logger, Metrics, plain
-from .loss_mean import LossMean
-from .metrics import epoch_metrics, estimate_metrics
-from .out_of_memory import is_out_of_memory
+from .metrics import LossMean, epoch_metrics, estimate_metrics
 from .progress_display import ProgressDisplay, describe
 from .run_folder import RunFolder
-from .run_progress import BestEpoch, RunProgress
-from .run_settings import require_same_settings, settings_of
-from .scheduling import SchedulerPer, check_scheduler, step_after_epoch
-from .training_state import TrainingState
-from .weights import copy_weights, load_weights, refuse_unsaved_parameters
 
 Callback = Callable[["Trainer", dict[str, Any]], None]
+Stopped = Literal["epochs", "patience", "time"]
 
 FLUSH_WINDOWS = 100  # windows between two checks of the loss, at most; arbitrary
+
+# A GPU's allocator raises torch.OutOfMemoryError, a RuntimeError that says "out of memory". The
+# CPU's raises a plain RuntimeError. Its message names the allocator, and says "not enough memory"
+# or "can't allocate memory", depending on the platform.
+OUT_OF_MEMORY = ("out of memory", "not enough memory", "DefaultCPUAllocator")
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """How a run ended.
+
+    Attributes:
+        epochs: epochs trained, those before a resume included.
+        stopped: the budget that ended the run: 'epochs', 'patience' or 'time'.
+        best_epoch: epoch with the lowest validation loss; None without validation.
+        best_loss: that loss.
+        history: the metrics of every epoch.
+    """
+
+    epochs: int
+    stopped: Stopped
+    best_epoch: int | None
+    best_loss: float | None
+    history: list[dict[str, Any]]
 
 
 class Trainer:
@@ -70,14 +90,23 @@ class Trainer:
         show: whether to show progress on standard error.
 
     Attributes:
-        tbptt: as given; `tbptt.history` holds every estimate of K.
-        progress: epochs, updates, seconds, metrics and the best epoch so far.
+        model: the module that is trained.
+        loss_fn: the loss of training and validation.
+        ranks: the processes that train together.
+        epoch: epochs trained so far.
+        updates: optimiser steps so far.
+        seconds: training time so far.
+        history: the metrics of every epoch so far. `tbptt.history` holds every estimate of K.
+        best_epoch: the epoch with the lowest validation loss; None before a finite one.
+        best_loss: that loss.
+        best_weights: state dicts of the model and the loss at the end of that epoch.
+        train_loss: the mean training loss of the epoch under way.
         folder: the run folder.
         settings: what a checkpoint must agree with to be resumed.
 
     >>> from adaptive_tbptt import AdaptiveTBPTT, FixedTruncation, SequenceStream
-    >>> model, x = nn.GRU(3, 3), torch.ones(60, 2, 3)
-    >>> tbptt = AdaptiveTBPTT(model, nn.MSELoss(), FixedTruncation(10))
+    >>> model, x = torch.nn.GRU(3, 3), torch.ones(60, 2, 3)
+    >>> tbptt = AdaptiveTBPTT(model, torch.nn.MSELoss(), FixedTruncation(10))
     >>> trainer = Trainer(tbptt, torch.optim.SGD(model.parameters(), lr=0.1), show=False)
     >>> result = trainer.fit(SequenceStream(x, x), epochs=2)
     >>> result.stopped, result.epochs, trainer.updates
@@ -91,7 +120,7 @@ class Trainer:
         *old_form: Any,
         run_dir: str | Path | None = None,
         scheduler: Any = None,
-        scheduler_per: SchedulerPer = "epoch",
+        scheduler_per: Literal["epoch", "window"] = "epoch",
         step_scale: Rule | None = None,
         clip: Clip | None = None,
         patience: int | None = None,
@@ -111,15 +140,28 @@ class Trainer:
                 f"Trainer takes an AdaptiveTBPTT and an optimiser, got {type(tbptt).__name__} "
                 "first: write Trainer(AdaptiveTBPTT(model, loss_fn, controller), optimizer, ...)"
             )
-        check_scheduler(scheduler, scheduler_per)
+        if scheduler_per not in ("epoch", "window"):
+            raise ValueError(f"scheduler_per must be 'epoch' or 'window', got {scheduler_per!r}")
+        if scheduler_per == "window" and isinstance(scheduler, ReduceLROnPlateau):
+            raise ValueError(
+                "ReduceLROnPlateau needs the validation loss, which comes once per epoch: use "
+                "scheduler_per='epoch'"
+            )
         if patience is not None and patience < 1:
             raise ValueError(f"patience must be at least 1 epoch, got {patience}")
         if eval_chunk < 1:
             raise ValueError(f"eval_chunk must be at least 1 step, got {eval_chunk}")
-        refuse_unsaved_parameters(optimizer, tbptt.parameters)
+        known = set(tbptt.parameters)
+        unsaved = [p for group in optimizer.param_groups for p in group["params"] if p not in known]
+        if unsaved:
+            raise ValueError(
+                f"{len(unsaved)} of the optimiser's parameters belong neither to the model nor to "
+                "the loss, so no checkpoint would hold them: make them part of one of the two"
+            )
         if not tbptt.ranks.leads:
             run_dir, show, tensorboard, loggers = None, False, False, ()
         self.tbptt, self.optimizer = tbptt, optimizer
+        self.model, self.loss_fn, self.ranks = tbptt.recurrent.module, tbptt.loss_fn, tbptt.ranks
         self.scheduler, self.scheduler_per = scheduler, scheduler_per
         self.step_scale, self.clip = rule_for(optimizer, step_scale), clip
         self.patience, self.max_seconds, self.clock = patience, max_seconds, clock
@@ -127,48 +169,13 @@ class Trainer:
         self.folder = RunFolder(run_dir)
         self.loggers = [*loggers, *self.folder.tensorboard(tensorboard)]
         self.callbacks = list(callbacks)
-        self.settings = settings_of(tbptt, optimizer, scheduler, self.step_scale, clip)
-        self.progress = RunProgress()
-
-    @property
-    def model(self) -> nn.Module:
-        """The module that is trained."""
-        return self.tbptt.recurrent.module
-
-    @property
-    def loss_fn(self) -> Callable[[Any, Any], Tensor]:
-        """The loss of training and validation."""
-        return self.tbptt.loss_fn
-
-    @property
-    def ranks(self) -> Ranks:
-        """The processes that train together."""
-        return self.tbptt.ranks
-
-    @property
-    def epoch(self) -> int:
-        """Epochs trained so far."""
-        return self.progress.epoch
-
-    @property
-    def updates(self) -> int:
-        """Optimiser steps so far."""
-        return self.progress.updates
-
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        """The metrics of every epoch so far."""
-        return self.progress.history
-
-    @property
-    def best_epoch(self) -> int | None:
-        """The epoch with the lowest validation loss; None before a finite one."""
-        return None if self.progress.best is None else self.progress.best.epoch
-
-    @property
-    def best_loss(self) -> float | None:
-        """The lowest validation loss; None before a finite one."""
-        return None if self.progress.best is None else self.progress.best.loss
+        self.settings = training_state.settings_of(self)
+        self.epoch, self.updates, self.seconds = 0, 0, 0.0
+        self.history: list[dict[str, Any]] = []
+        self.best_epoch: int | None = None
+        self.best_loss: float | None = None
+        self.best_weights: training_state.Weights = []
+        self.train_loss = LossMean()
 
     def fit(
         self, train: Stream, valid: Stream | None = None, *, epochs: int, resume: bool = False
@@ -184,23 +191,12 @@ class Trainer:
         """
         if epochs < 1:
             raise ValueError(f"epochs must be at least 1, got {epochs}")
-        for stream in (train, *(() if valid is None else (valid,))):
-            require_stream(stream)
+        require_stream(train)
+        if valid is not None:
+            require_stream(valid)
         with self.folder.locked():
             self.folder.open(keep=self._resume(train, resume))
-            total = None if train.length is None else epochs * train.length
-            self.scale = StepScale(self.optimizer, self.step_scale)
-            self.optimizer.zero_grad()  # gradients from before are not part of the first update
-            with (
-                DeferredInterrupt() as interrupt,
-                ProgressDisplay(total, self.tbptt.trained_steps, show=self.show) as display,
-            ):
-                try:
-                    stopped = self._run_epochs(train, valid, epochs, interrupt, display)
-                finally:
-                    self.scale.remove()
-                    for logger in (self.folder, *self.loggers):
-                        logger.close()
+            stopped = self._run_epochs(train, valid, epochs)
         return FitResult(self.epoch, stopped, self.best_epoch, self.best_loss, self.history)
 
     def evaluate(self, stream: Stream) -> float:
@@ -215,9 +211,9 @@ class Trainer:
 
     def load_best(self) -> None:
         """Load the weights with the lowest validation loss into the model and the loss."""
-        if self.progress.best is None:
+        if not self.best_weights:
             raise TrainingError("there are no best weights: no validation gave a finite loss")
-        load_weights(self.tbptt, self.progress.best.weights, "the best epoch")
+        training_state.load_weights(self.tbptt, self.best_weights, "the best epoch")
 
     def _resume(self, train: Stream, resume: bool) -> int:
         """Load the last checkpoint, if there is one to resume; return its lines of metrics."""
@@ -226,50 +222,51 @@ class Trainer:
         saved, source = self.ranks.share(here)
         if saved is None:
             return 0
-        require_same_settings(saved["settings"], self.settings, source)
-        self._state(train).load_state_dict(saved, source)
+        training_state.load_state_dict(self, train, saved, source)
         return int(saved["metrics_lines"])
 
-    def _state(self, train: Stream) -> TrainingState:
-        return TrainingState(self.tbptt, self.optimizer, self.scheduler, train, self.progress)
-
-    def _run_epochs(
-        self,
-        train: Stream,
-        valid: Stream | None,
-        epochs: int,
-        interrupt: DeferredInterrupt,
-        display: ProgressDisplay,
-    ) -> Stopped:
-        while self.epoch < epochs:
-            waited = self.epoch - (self.best_epoch or 0)
-            if valid is not None and self.patience is not None and waited >= self.patience:
-                return "patience"
-            if not self._run_windows(train, interrupt, display):
-                return "time"
-            self._end_epoch(train, valid, display)
-            # A signal during validation: the end of the epoch has written a checkpoint.
-            if self.ranks.any([interrupt.pending])[0]:
-                raise KeyboardInterrupt
-        return "epochs"
+    def _run_epochs(self, train: Stream, valid: Stream | None, epochs: int) -> Stopped:
+        total = None if train.length is None else epochs * train.length
+        self.scale = StepScale(self.optimizer, self.step_scale)
+        self.optimizer.zero_grad()  # gradients from before are not part of the first update
+        with (
+            DeferredInterrupt() as interrupt,
+            ProgressDisplay(total, self.tbptt.trained_steps, show=self.show) as display,
+        ):
+            try:
+                while self.epoch < epochs:
+                    waited = self.epoch - (self.best_epoch or 0)
+                    if valid is not None and self.patience is not None and waited >= self.patience:
+                        return "patience"
+                    if not self._run_windows(train, interrupt, display):
+                        return "time"
+                    self._end_epoch(train, valid, display)
+                    # A signal during validation: the end of the epoch has written a checkpoint.
+                    if self.ranks.any([interrupt.pending])[0]:
+                        raise KeyboardInterrupt
+                return "epochs"
+            finally:
+                self.scale.remove()
+                for logger in (self.folder, *self.loggers):
+                    logger.close()
 
     def _run_windows(
         self, train: Stream, interrupt: DeferredInterrupt, display: ProgressDisplay
     ) -> bool:
         """Train from the stream's cursor to its end; return False if the time ran out before."""
-        progress, tbptt = self.progress, self.tbptt
+        tbptt = self.tbptt
         self.model.train()
-        began, before = self.clock(), progress.seconds
+        began, before = self.clock(), self.seconds
         saved_at = began
         estimates = len(tbptt.history)
         for window in tbptt.windows(train):
             if len(tbptt.history) > estimates:
                 estimates = len(tbptt.history)
-                self._log(estimate_metrics(tbptt, self.epoch + 1))
+                self._log(estimate_metrics(self))
             self._update(window)
             now = self.clock()
-            progress.seconds = before + now - began
-            if progress.loss.pending >= FLUSH_WINDOWS or display.wants_update:
+            self.seconds = before + now - began
+            if len(self.train_loss.pending) >= FLUSH_WINDOWS or display.wants_update:
                 self._check_losses()
                 if display.wants_update:
                     display.update(tbptt.trained_steps, self._line())
@@ -277,7 +274,7 @@ class Trainer:
             interrupted, late, due = self.ranks.any(
                 [
                     interrupt.pending,
-                    self.max_seconds is not None and progress.seconds >= self.max_seconds,
+                    self.max_seconds is not None and self.seconds >= self.max_seconds,
                     now - saved_at >= self.checkpoint_seconds,
                 ]
             )
@@ -292,65 +289,61 @@ class Trainer:
 
     def _update(self, window: Window) -> None:
         """Take one step: theta - gamma sqrt(K2) g (Algorithm 1, lines 9 to 11)."""
-        loss = self._backward(window)
-        if self.clip is not None:
-            self.clip(self.tbptt.parameters, window.losses)
-        self.scale.step(window)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.progress.updates += 1
-        if self.scheduler is not None and self.scheduler_per == "window":
-            self.scheduler.step()
-        self.progress.loss.add(loss, window.weight or 0.0, self.tbptt.trained_steps)
-
-    def _backward(self, window: Window) -> Tensor:
         try:
-            return window.backward()
+            loss = window.backward()
         except RuntimeError as error:
-            if not is_out_of_memory(error):
+            if not any(sign in str(error) for sign in OUT_OF_MEMORY):
                 raise
             raise TrainingError(
                 f"not enough memory for a window with K = {window.k} and {window.losses} losses, "
                 f"in epoch {self.epoch + 1}: lower k_max (or the fixed K), losses or the batch "
                 f"size{self.folder.what_is_safe()}"
             ) from error
+        if self.clip is not None:
+            self.clip(self.tbptt.parameters, window.losses)
+        self.scale.step(window)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.updates += 1
+        if self.scheduler is not None and self.scheduler_per == "window":
+            self.scheduler.step()
+        self.train_loss.pending.append((loss, window.weight or 0.0, self.tbptt.trained_steps))
 
     def _end_epoch(self, train: Stream, valid: Stream | None, display: ProgressDisplay) -> None:
         """Validate, keep the best weights, call back, log, step the scheduler, checkpoint."""
         self._check_losses()
-        progress = self.progress
         valid_loss = None if valid is None else self.evaluate(valid)
-        progress.epoch += 1
-        best = progress.best
-        # A NaN must not become the best: no later loss would be smaller.
-        if (
-            valid_loss is not None
-            and math.isfinite(valid_loss)
-            and (best is None or valid_loss < best.loss)
-        ):
-            progress.best = BestEpoch(progress.epoch, valid_loss, copy_weights(self.tbptt))
-            self.folder.save("best", progress.best.weights.model)
-        metrics = epoch_metrics(
-            self.tbptt,
-            progress,
-            length=train.length,
-            valid_loss=valid_loss,
-            lr=float(self.optimizer.param_groups[0]["lr"]),
-        )
+        self.epoch += 1
+        best = math.inf if self.best_loss is None else self.best_loss
+        # False for NaN and infinities: they must not become the best.
+        if valid_loss is not None and -math.inf < valid_loss < best:
+            self.best_epoch, self.best_loss = self.epoch, valid_loss
+            self.best_weights = copy.deepcopy(training_state.weights_of(self.tbptt))
+            self.folder.save("best", self.best_weights[0])
+        metrics = epoch_metrics(self, train.length, valid_loss)
         for callback in self.callbacks:
             callback(self, metrics)
         metrics = plain(metrics)
-        progress.history.append(metrics)
+        self.history.append(metrics)
         self._log(metrics)
-        progress.loss = LossMean()
+        self.train_loss = LossMean()
         if self.scheduler is not None and self.scheduler_per == "epoch":
-            loss = metrics["train_loss"] if valid_loss is None else valid_loss
-            step_after_epoch(self.scheduler, loss)
+            self._step_scheduler(metrics["train_loss"] if valid_loss is None else valid_loss)
         self._save(train)
         display.say(self._line(metrics))
 
+    def _step_scheduler(self, loss: float) -> None:
+        with warnings.catch_warnings():
+            # torch warns of a scheduler that steps before its optimiser. A run resumed at the very
+            # end of an epoch looks like that, although the optimiser stepped before the resume.
+            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+            if isinstance(self.scheduler, ReduceLROnPlateau):
+                self.scheduler.step(loss)
+            else:
+                self.scheduler.step()
+
     def _line(self, epoch: dict[str, Any] | None = None) -> str:
-        numbers = epoch or {"epoch": self.epoch + 1, "train_loss": self.progress.loss.mean}
+        numbers = epoch or {"epoch": self.epoch + 1, "train_loss": self.train_loss.mean}
         return describe(numbers, self.best_loss, self.tbptt.truncation)
 
     def _log(self, metrics: Metrics) -> None:
@@ -358,7 +351,7 @@ class Trainer:
             logger.log(metrics, self.tbptt.trained_steps)
 
     def _check_losses(self) -> None:
-        bad = self.progress.loss.flush()
+        bad = self.train_loss.flush()
         if bad is not None:
             step, value = bad
             raise TrainingError(
@@ -374,6 +367,4 @@ class Trainer:
                 f"a parameter is NaN or infinite after data step {self.tbptt.trained_steps}, in "
                 f"epoch {self.epoch + 1}{self.folder.what_is_safe()}"
             )
-        state = self._state(train).state_dict()
-        lines = self.folder.lines
-        self.folder.save("last", {"settings": self.settings, **state, "metrics_lines": lines})
+        self.folder.save("last", training_state.state_dict(self, train))
