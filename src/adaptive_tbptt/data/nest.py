@@ -30,12 +30,14 @@ def map_leaves(fn: Callable[..., Any], nest: State, *others: State) -> State:
     >>> map_leaves(lambda a, b: a + b, (torch.ones(1), None), (torch.ones(1), None))
     (tensor([2.]), None)
     """
+    if isinstance(nest, Tensor):  # most calls of a training loop end here
+        return fn(nest, *others)
     return _map(lambda x, *rest: fn(x, *rest) if isinstance(x, Tensor) else x, nest, *others)
 
 
 def _map(fn: Callable[..., Any], nest: State, *others: State) -> State:
     """Apply `fn` to everything that is not a container."""
-    if isinstance(nest, Tensor):  # first, because most of a training loop's calls end here
+    if isinstance(nest, Tensor):
         return fn(nest, *others)
     if isinstance(nest, dict):
         changed = copy.copy(nest)  # keeps what a subclass has besides its items
@@ -85,10 +87,8 @@ def named_leaves(nest: State, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     items: Any = ()
     if isinstance(nest, dict):
         items = nest.items()
-    elif hasattr(nest, "_fields"):
-        items = zip(nest._fields, nest, strict=True)
     elif isinstance(nest, tuple | list):
-        items = enumerate(nest)
+        items = zip(getattr(nest, "_fields", range(len(nest))), nest, strict=True)
     elif dataclasses.is_dataclass(nest) and not isinstance(nest, type):
         items = ((f.name, getattr(nest, f.name)) for f in dataclasses.fields(nest))
     for key, value in items:
@@ -97,11 +97,13 @@ def named_leaves(nest: State, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 def leaves(nest: State) -> list[Tensor]:
     """Return the tensor leaves of `nest`, in order."""
+    if isinstance(nest, Tensor):
+        return [nest]
     return [leaf for _, leaf in named_leaves(nest)]
 
 
 def detach(state: State) -> State:
-    """Cut the state from the graph that made it; values are shared, not copied."""
+    """Detach the state from the graph that made it; values are shared, not copied."""
     return map_leaves(Tensor.detach, state)
 
 
@@ -138,13 +140,9 @@ def per_row(values: Tensor, leaf: Tensor, dim: int) -> Tensor:
 
 
 def reset_rows(state: State, mask: Tensor, initial: State, dims: BatchDims) -> State:
-    """Return rows where `mask` is true to `initial`, and cut their gradient.
+    """Return a state whose rows are those of `initial` where the `(rows,)` mask is true.
 
-    Args:
-        state: the nest to change; it is not modified.
-        mask: `(rows,)` boolean.
-        initial: a nest of the same structure, with as many rows.
-        dims: batch dimension of each leaf.
+    No gradient flows back through a row that was reset.
     """
 
     def apply(dim: int, leaf: Tensor, start: Tensor) -> Tensor:
@@ -190,11 +188,6 @@ def steps_of(inputs: Nest) -> int:
 def slice_steps(nest: Nest, start: int, stop: int | None) -> Nest:
     """Cut steps `start` to `stop` out of a time-first nest."""
     return map_leaves(lambda leaf: leaf[start:stop], nest)
-
-
-def to_device(nest: Nest, device: torch.device) -> Nest:
-    """Move the tensors of a nest to a device."""
-    return map_leaves(lambda leaf: leaf.to(device), nest)
 
 
 def swap_time_and_batch(nest: Nest) -> Nest:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ..data.nest import map_leaves
-from ..data.segment import Segment
-from ..data.stream import Stream
+from ..data.stream import Segment, Stream
 
 
 class RowShard(Stream):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from ..data.segment import Segment
+from ..data.stream import Segment
 from ..loop.window import Window
 
 

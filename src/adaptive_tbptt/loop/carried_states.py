@@ -41,8 +41,8 @@ class CarriedStates:
 
     def at(self, step: int, recurrent: Recurrent, stream: Stream) -> State:
         """Return the state that enters `step`, run forward from the nearest earlier one."""
-        nearest = max(s for s in self._states if s <= step)
-        if nearest < step:
+        if step not in self._states:
+            nearest = max(s for s in self._states if s < step)
             segment = stream.segment(nearest, step)
             self._states[step] = advance(recurrent, segment, self._states[nearest])
         return self._states[step]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -110,7 +112,7 @@ class Window:
             recurrent.dims(recurrent.place(segment.inputs))
         # Only windows of full size repeat, so the others are not worth a compilation.
         full = self.steps == self._planned and context in (0, self.k)
-        with eager(not full):
+        with nullcontext() if full else eager():
             result = window_forward(self._objective, segment, state, context, self._marks(context))
         for step, entering in result.states.items():
             self._carried.put(self.start + step, entering)
@@ -138,11 +140,11 @@ class Window:
             goal = loss * scale if scale != 1.0 else loss
             with no_autocast(loss.device):
                 (goal if scaler is None else scaler.scale(goal)).backward()
-        return self.average(loss.detach())
+        return self.average(loss)
 
     def _warn_of_nan(self, loss: Tensor) -> None:
         """Say once that a loss is NaN; on an accelerator a look would make every window wait."""
-        if loss.device.type != "cpu" or self._tally.warned or not loss.isnan():
+        if loss.device.type != "cpu" or self._tally.warned or not math.isnan(loss.item()):
             return
         self._tally.warned = True
         warnings.warn(
@@ -160,7 +162,8 @@ class Window:
         """
         if self.weight is None:
             raise RuntimeError("a window is averaged after its backward pass")
-        mean, self.weight = self._ranks.average(
-            self._objective.parameters, loss.detach(), self.weight
-        )
-        return mean
+        loss = loss.detach()
+        if self._ranks.count > 1:
+            parameters = self._objective.parameters
+            loss, self.weight = self._ranks.average(parameters, loss, self.weight)
+        return loss

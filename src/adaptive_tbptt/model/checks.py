@@ -20,8 +20,7 @@ from .._torch.compiling import eager
 from .._torch.number_formats import autocast_format, wide
 from .._torch.preserve_model import preserve
 from ..data.nest import Nest, leaves, map_leaves
-from ..data.segment import Segment
-from ..data.stream import SequenceStream, Stream
+from ..data.stream import Segment, SequenceStream, Stream
 from .objective import CountLosses, Objective
 from .recurrent import LossFn, Recurrent
 from .running import run_pieces
@@ -286,10 +285,10 @@ def _halves(
     objective: Objective, outputs: Any, targets: Nest
 ) -> tuple[float, float, list[tuple[float, float]], torch.dtype]:
     """Return the loss, the loss again, loss and count of each half, and the number format."""
-    recurrent, loss_fn = objective.recurrent, objective.loss_fn
+    recurrent = objective.recurrent
     middle = leaves(targets)[0].shape[0] // 2
     placed = recurrent.place(targets)
-    whole, again = (recurrent.loss_of(loss_fn, outputs, placed) for _ in range(2))
+    whole, again = (objective.loss_of(outputs, placed) for _ in range(2))
     parts = []
     for half in (slice(None, middle), slice(middle, None)):
         count = objective.count_losses(map_leaves(lambda x, half=half: x[half], targets))
@@ -297,7 +296,7 @@ def _halves(
             index = (slice(None), half) if recurrent.batch_first else (half,)
             out = map_leaves(lambda x, index=index: x[index], outputs)
             some = map_leaves(lambda x, half=half: x[half], placed)
-            parts.append((float(recurrent.loss_of(loss_fn, out, some)), count))
+            parts.append((float(objective.loss_of(out, some)), count))
     return float(whole), float(again), parts, whole.dtype
 
 
