@@ -40,7 +40,8 @@ class Segment(NamedTuple):
 
     def between(self, start: int, stop: int) -> Segment:
         """Cut out steps `start` to `stop`."""
-        inputs, targets = (slice_steps(nest, start, stop) for nest in self[:2])
+        inputs = slice_steps(self.inputs, start, stop)
+        targets = slice_steps(self.targets, start, stop)
         return Segment(inputs, targets, None if self.resets is None else self.resets[start:stop])
 
     def shifted(self, steps: int, generator: torch.Generator | None) -> Segment:

@@ -49,8 +49,8 @@ class CarriedStates:
 
     def forget(self, before: int) -> None:
         """Drop what no window that starts at `before` or later needs."""
-        needed = max((s for s in self._states if s <= before), default=self.oldest)
-        self._states = {s: state for s, state in self._states.items() if s >= needed}
+        for step in sorted([s for s in self._states if s <= before])[:-1]:
+            del self._states[step]
 
     @property
     def is_empty(self) -> bool:

@@ -82,6 +82,15 @@ class Recurrent:
         self.splits = all(callable(getattr(module, part, None)) for part in ("core", "head"))
         self.has_features = self.splits or self._is_cell or self._is_layer
         self._compiled = compiled_parts(module, "core", "head") if self.splits else {}
+        self._first = next(
+            (
+                (m, name)
+                for m in module.modules()
+                for name, p in m._parameters.items()
+                if p is not None
+            ),
+            None,
+        )
         self._complex: list[bool] | None = None  # of the leaves of the state
         self._layout: Layout | None = None
         self._home: Any = None
@@ -197,7 +206,11 @@ class Recurrent:
     @property
     def device(self) -> torch.device:
         """The device of the first parameter or buffer; the CPU if the module has neither."""
-        first = next(chain(self.module.parameters(), self.module.buffers()), None)
+        first: Tensor | None = None
+        if self._first is not None:  # every window asks: look where it was before searching
+            first = self._first[0]._parameters.get(self._first[1])
+        if first is None:
+            first = next(chain(self.module.parameters(), self.module.buffers()), None)
         return torch.device("cpu") if first is None else first.device
 
     def place(self, nest: Nest) -> Nest:
