@@ -21,8 +21,7 @@ def plain(module: nn.Module) -> nn.Module:
 def compiled_parts(module: nn.Module, *names: str) -> dict[str, Callable[..., Any]]:
     """Compile methods of a module with the options that it was compiled with itself, if it was.
 
-    What `torch.compile(module)` returns compiles `forward` alone and hands on any other method as
-    it is. Whoever calls `core` and `head` of it would run nothing compiled and not notice.
+    `torch.compile(module)` compiles `forward` alone: `core` and `head` would run uncompiled.
     """
     inner = plain(module)
     if inner is not module:
@@ -40,11 +39,11 @@ def compiled_parts(module: nn.Module, *names: str) -> dict[str, Callable[..., An
 
 @contextmanager
 def eager(wanted: bool = True) -> Iterator[None]:
-    """Run what was compiled as it is, inside the block.
+    """Run compiled functions uncompiled inside the block.
 
-    Every new shape costs a compilation, and after eight of them torch gives a function up. Windows
-    of the usual size repeat; a step of a probe, the state of two rows, a few steps to catch up and
-    the rest of an epoch do not.
+    Every new shape costs a compilation, and after eight of them torch stops compiling a function.
+    Windows of the usual size repeat; a step of a probe, the state of two rows, a few steps to
+    catch up and the rest of an epoch do not.
     """
     stance = getattr(torch.compiler, "set_stance", None)  # from torch 2.6 on
     if not wanted or stance is None or "torch._dynamo" not in sys.modules:

@@ -47,26 +47,18 @@ def no_autocast(device: torch.device) -> Iterator[None]:
         yield
 
 
-def forget_casts() -> None:
-    """Drop the copies of the weights that autocast keeps until its outermost block ends.
-
-    In a block around a whole loop they would be those of its first step for ever. Before torch
-    2.11 copies made without gradient also kept the weights from getting one.
-    """
-    torch.clear_autocast_cache()
+# Drop the copies of the weights that autocast keeps until its outermost block ends. In a block
+# around a whole loop they would be those of its first step for ever. Before torch 2.11 copies made
+# without gradient also kept the weights from getting one.
+forget_casts = torch.clear_autocast_cache
 
 
 @contextmanager
 def flushed_denormals() -> Iterator[None]:
     """Flush inside the block, and put the flag back as it was."""
-    before = is_flushing()
+    before = sys.float_info.min / 2 == 0.0  # torch has no getter for the flag of this thread
     torch.set_flush_denormal(True)
     try:
         yield
     finally:
         torch.set_flush_denormal(before)
-
-
-def is_flushing() -> bool:
-    """Tell whether this thread flushes: torch has no getter, half the smallest number tells."""
-    return sys.float_info.min / 2 == 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 
 import torch
@@ -15,41 +15,44 @@ from .number_formats import flushed_denormals, forget_casts
 
 @contextmanager
 def preserve(
-    module: nn.Module, train: bool | None = None, *, backward: bool = False
+    *modules: nn.Module, train: bool | None = None, backward: bool = False
 ) -> Iterator[None]:
     """Restore train/eval modes, buffers and random states on exit, also after an exception.
 
     Args:
-        module: the model that is about to be used.
-        train: mode inside the block; None keeps the mode the model is in.
+        modules: what is about to be used: the model, and the loss where it is a module.
+        train: mode inside the block; None keeps the mode of each module.
         backward: whether a backward pass will run inside.
     """
-    modes = [(m, m.training) for m in module.modules()]
+    parts = [part for module in modules for part in module.modules()]
+    modes = [part.training for part in parts]
     buffers = [
-        (m, name, b, b.detach().clone())
-        for m in module.modules()
-        for name, b in m._buffers.items()
+        (part, name, b, b.detach().clone())
+        for part in parts
+        for name, b in part._buffers.items()
         if b is not None
     ]
-    with ExitStack() as stack:
-        stack.enter_context(forked_random_state(module))
-        forget_casts()
-        stack.callback(forget_casts)
-        try:
-            if train is not None:
+    random = [random_state_of(module) for module in modules]
+    forget_casts()
+    try:
+        if train is not None:
+            for module in modules:
                 module.train(train)
-            if backward and not module.training:
-                # cuDNN refuses a backward pass through an RNN in eval mode.
-                stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+        # cuDNN refuses a backward pass through an RNN in eval mode.
+        refused = backward and not all(module.training for module in modules)
+        with torch.backends.cudnn.flags(enabled=False) if refused else nullcontext():
             yield
-        finally:
-            for m, training in modes:
-                m.training = training
-            for m, name, tensor, before in buffers:
-                m._buffers[name] = tensor
-                if not torch.equal(tensor, before):
-                    with torch.no_grad():
-                        tensor.copy_(before)
+    finally:
+        for part, training in zip(parts, modes, strict=True):
+            part.training = training
+        for part, name, tensor, before in buffers:
+            part._buffers[name] = tensor
+            if not torch.equal(tensor, before):
+                with torch.no_grad():
+                    tensor.copy_(before)
+        forget_casts()
+        for module, saved in zip(modules, random, strict=True):
+            restore_random_state(module, saved)
 
 
 @contextmanager
@@ -65,51 +68,33 @@ def measuring(modules: Sequence[nn.Module], train: bool | None = None) -> Iterat
     """
     if torch.is_inference_mode_enabled():
         raise RuntimeError("inference mode computes no gradients: measure outside of it")
-    with ExitStack() as stack:
-        stack.enter_context(preserve(modules[0], train, backward=True))
-        for other in modules[1:]:
-            stack.enter_context(preserve(other))
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(flushed_denormals())
-        stack.enter_context(eager())
+    model, *others = modules
+    with (
+        preserve(*others),
+        preserve(model, train=train, backward=True),
+        torch.enable_grad(),
+        flushed_denormals(),
+        eager(),
+    ):
         yield
-
-
-def device_of(module: nn.Module) -> torch.device:
-    """Return the device of the module's first parameter or buffer; the CPU if it has neither."""
-    first = next(chain(module.parameters(), module.buffers()), None)
-    return torch.device("cpu") if first is None else first.device
-
-
-def accelerators_of(module: nn.Module) -> list[torch.device]:
-    """Return the devices other than the CPU that hold parts of the module."""
-    devices = {tensor.device for tensor in chain(module.parameters(), module.buffers())}
-    return sorted((d for d in devices if d.type not in ("cpu", "meta")), key=str)
 
 
 RandomState = list[Tensor]
 
 
 def random_state_of(module: nn.Module) -> RandomState:
-    """Return torch's random state on the CPU and on the devices of a module."""
-    others = [torch.get_device_module(d).get_rng_state(d) for d in accelerators_of(module)]
+    """Return torch's random state on the CPU and on the accelerators that hold the module."""
+    others = [torch.get_device_module(d).get_rng_state(d) for d in _accelerators_of(module)]
     return [torch.get_rng_state(), *others]
 
 
 def restore_random_state(module: nn.Module, saved: RandomState) -> None:
     """Undo `random_state_of`."""
     torch.set_rng_state(saved[0])
-    for d, state in zip(accelerators_of(module), saved[1:], strict=True):
+    for d, state in zip(_accelerators_of(module), saved[1:], strict=True):
         torch.get_device_module(d).set_rng_state(state, d)
 
 
-@contextmanager
-def forked_random_state(module: nn.Module) -> Iterator[None]:
-    """Give the block random states of its own on the CPU and on the module's accelerators."""
-    accelerators = accelerators_of(module)
-    with ExitStack() as stack:
-        if not accelerators:
-            stack.enter_context(torch.random.fork_rng(devices=[]))
-        for d in accelerators:
-            stack.enter_context(torch.random.fork_rng(devices=[d.index or 0], device_type=d.type))
-        yield
+def _accelerators_of(module: nn.Module) -> list[torch.device]:
+    devices = {tensor.device for tensor in chain(module.parameters(), module.buffers())}
+    return sorted((d for d in devices if d.type not in ("cpu", "meta")), key=str)

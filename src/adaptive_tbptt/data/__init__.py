@@ -1,8 +1,7 @@
 """Long sequences as the library sees them: nests of tensors, segments, streams."""
 
 from .chunks import ChunkStream
-from .segment import Segment
-from .stream import SequenceStream, Stream
+from .stream import Segment, SequenceStream, Stream
 
 __all__ = [
     "ChunkStream",

@@ -15,8 +15,7 @@ from torch.utils.data import (
 )
 
 from .nest import map_leaves
-from .segment import Segment, time_first
-from .stream import Stream
+from .stream import Segment, Stream, time_first
 
 Chunks = Iterable[Any]
 
@@ -44,28 +43,25 @@ class ChunkStream(Stream):
                 "carried from one to the next would be wrong. Use shuffle=False"
             )
         self._source = source
-        self._keep = 0
+        self._keep = 0  # steps reserved for random segments
         self._length: int | None = None
         self._begun = False
         self._stale = True  # a loader may draw random numbers when it begins: not before it is read
         self._held: list[Segment] = []
         self._first = 0  # step number of the first step held
 
-    def _begin(self) -> None:
+    def _renew(self) -> None:
+        """Begin the source anew if what is held belongs to the epoch before."""
+        if not self._stale:
+            return
         iterator = self._source() if callable(self._source) else iter(self._source)
         if iterator is self._source and self._begun:
             raise ValueError(
                 "the source of this stream can be read once only; for several epochs pass a "
                 "list, a DataLoader, or a function that returns an iterator"
             )
-        self._begun = True
-        self._iterator = iterator
-        self._stale = False
+        self._iterator, self._begun, self._stale = iterator, True, False
         self._held, self._first, self.cursor = [], 0, 0
-
-    def _renew(self) -> None:
-        if self._stale:
-            self._begin()
 
     @property
     def rows(self) -> int:
@@ -142,7 +138,7 @@ class ChunkStream(Stream):
 
     def random_segment(self, steps: int, generator: torch.Generator | None = None) -> Segment:
         """Cut a segment out of the steps held, reading ahead where they are too few."""
-        self._renew()  # after a rewind what is held is of the epoch before
+        self._renew()
         stop = self.available(self._first + steps)
         return self.segment(self._first, max(stop, self._end)).shifted(steps, generator)
 
@@ -163,12 +159,8 @@ class ChunkStream(Stream):
         """
         # What is still held after a rewind belongs to the epoch before.
         first, end, held = (0, 0, []) if self._stale else (self._first, self._end, self._held)
-        saved: dict[str, Any] = {
-            "cursor": self.cursor,
-            "first": first,
-            "end": end,
-            "keep": self._keep,
-        }
+        saved: dict[str, Any]
+        saved = {"cursor": self.cursor, "first": first, "end": end, "keep": self._keep}
         if data:  # copies: a chunk may be a view of a tensor far larger, which would be saved whole
             saved["held"] = [list(map_leaves(torch.clone, part)) for part in held]
         return saved
@@ -179,24 +171,23 @@ class ChunkStream(Stream):
             self._renew()
             self._first = saved["first"]
             self._held = [Segment(*part) for part in saved["held"]]
-            self._keep, self.cursor = saved["keep"], saved["cursor"]
-            return
-        self._stale = self._stale or self._end > 0
-        if not saved["end"]:  # nothing was read yet
-            self._keep, self.cursor = saved["keep"], saved["cursor"]
-            return
-        self._renew()
-        while self._end < saved["end"] and self._pull():
-            while self._first + self._held[0].steps <= saved["first"]:
-                self._first += self._held.pop(0).steps
-                if not self._held:
-                    break
-        if (self._first, self._end) != (saved["first"], saved["end"]):
-            raise ValueError(
-                f"the source does not yield the chunks that were saved: steps {saved['first']} "
-                f"to {saved['end']} expected, {self._first} to {self._end} found"
-            )
+        else:
+            self._stale = self._stale or self._end > 0
+            if saved["end"]:  # otherwise nothing was read yet
+                self._reread(saved["first"], saved["end"])
         self._keep, self.cursor = saved["keep"], saved["cursor"]
+
+    def _reread(self, first: int, end: int) -> None:
+        """Read the source up to step `end`; hold the chunks from step `first` on."""
+        self._renew()
+        while self._end < end and self._pull():
+            while self._held and self._first + self._held[0].steps <= first:
+                self._first += self._held.pop(0).steps
+        if (self._first, self._end) != (first, end):
+            raise ValueError(
+                f"the source does not yield the chunks that were saved: steps {first} "
+                f"to {end} expected, {self._first} to {self._end} found"
+            )
 
 
 def shuffles(loader: DataLoader[Any]) -> bool:
@@ -211,14 +202,13 @@ def shuffles(loader: DataLoader[Any]) -> bool:
 def _join(parts: list[Segment]) -> Segment:
     if len(parts) == 1:
         return parts[0]
-    where = next((part.resets.device for part in parts if part.resets is not None), None)
-    if where is not None:
+    given = next((part.resets for part in parts if part.resets is not None), None)
+    if given is not None:
         parts = [
-            part._replace(resets=torch.zeros(part.steps, part.rows, dtype=torch.bool, device=where))
+            part._replace(resets=given.new_zeros(part.steps, part.rows))
             if part.resets is None
             else part
             for part in parts
         ]
-    return Segment(
-        *(map_leaves(lambda *x: torch.cat(x), *column) for column in zip(*parts, strict=True))
-    )
+    joined: Segment = map_leaves(lambda *x: torch.cat(x), *parts)
+    return joined

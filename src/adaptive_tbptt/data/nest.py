@@ -24,47 +24,51 @@ BatchDims = list[int | None]
 """The batch dimension of each tensor leaf, in the order of `leaves`; None where it has none."""
 
 
-def map_leaves(fn: Callable[..., Any], nest: State, *others: State) -> State:
+def map_leaves(
+    fn: Callable[..., Any], nest: State, *others: State, tensors_only: bool = True
+) -> State:
     """Apply `fn` to corresponding tensor leaves of nests of equal structure.
+
+    Leaves that are not tensors are left as they are, unless `tensors_only` is False.
 
     >>> map_leaves(lambda a, b: a + b, (torch.ones(1), None), (torch.ones(1), None))
     (tensor([2.]), None)
     """
-    return _map(lambda x, *rest: fn(x, *rest) if isinstance(x, Tensor) else x, nest, *others)
-
-
-def _map(fn: Callable[..., Any], nest: State, *others: State) -> State:
-    """Apply `fn` to everything that is not a container."""
     if isinstance(nest, Tensor):  # first, because most of a training loop's calls end here
         return fn(nest, *others)
+    if isinstance(nest, tuple | list):
+        items = [
+            map_leaves(fn, *parts, tensors_only=tensors_only)
+            for parts in zip(nest, *others, strict=True)
+        ]
+        return type(nest)(*items) if hasattr(nest, "_fields") else type(nest)(items)
     if isinstance(nest, dict):
         changed = copy.copy(nest)  # keeps what a subclass has besides its items
         for key in nest:
-            changed[key] = _map(fn, nest[key], *(o[key] for o in others))
+            parts = nest[key], *(o[key] for o in others)
+            changed[key] = map_leaves(fn, *parts, tensors_only=tensors_only)
         return changed
-    if isinstance(nest, tuple | list):
-        items = [_map(fn, *parts) for parts in zip(nest, *others, strict=True)]
-        return type(nest)(*items) if hasattr(nest, "_fields") else type(nest)(items)
     if dataclasses.is_dataclass(nest) and not isinstance(nest, type):
         result = copy.copy(nest)  # not replace(): it refuses fields with init=False
         for f in dataclasses.fields(nest):
-            value = _map(fn, getattr(nest, f.name), *(getattr(o, f.name) for o in others))
+            parts = tuple(getattr(part, f.name) for part in (nest, *others))
+            value = map_leaves(fn, *parts, tensors_only=tensors_only)
             object.__setattr__(result, f.name, value)
         return result
-    return fn(nest, *others)
+    return nest if tensors_only else fn(nest, *others)
 
 
 def pack(nest: State) -> list[Any]:
     """Return everything in the nest that is not a container, in order."""
     items: list[Any] = []
-    _map(items.append, nest)
+    map_leaves(items.append, nest, tensors_only=False)
     return items
 
 
 def unpack(template: State, items: list[Any]) -> State:
     """Undo `pack`, given any nest of the same structure."""
     remaining = iter(items)
-    return _map(lambda _: next(remaining), template)
+    return map_leaves(lambda _: next(remaining), template, tensors_only=False)
 
 
 def with_gradients(nest: State, values: Iterable[Tensor]) -> State:
@@ -85,10 +89,8 @@ def named_leaves(nest: State, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     items: Any = ()
     if isinstance(nest, dict):
         items = nest.items()
-    elif hasattr(nest, "_fields"):
-        items = zip(nest._fields, nest, strict=True)
     elif isinstance(nest, tuple | list):
-        items = enumerate(nest)
+        items = zip(getattr(nest, "_fields", range(len(nest))), nest, strict=True)
     elif dataclasses.is_dataclass(nest) and not isinstance(nest, type):
         items = ((f.name, getattr(nest, f.name)) for f in dataclasses.fields(nest))
     for key, value in items:
@@ -97,11 +99,13 @@ def named_leaves(nest: State, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 def leaves(nest: State) -> list[Tensor]:
     """Return the tensor leaves of `nest`, in order."""
+    if isinstance(nest, Tensor):
+        return [nest]
     return [leaf for _, leaf in named_leaves(nest)]
 
 
 def detach(state: State) -> State:
-    """Cut the state from the graph that made it; values are shared, not copied."""
+    """Detach the state from the graph that made it; values are shared, not copied."""
     return map_leaves(Tensor.detach, state)
 
 
@@ -138,13 +142,9 @@ def per_row(values: Tensor, leaf: Tensor, dim: int) -> Tensor:
 
 
 def reset_rows(state: State, mask: Tensor, initial: State, dims: BatchDims) -> State:
-    """Return rows where `mask` is true to `initial`, and cut their gradient.
+    """Return a state whose rows are those of `initial` where the `(rows,)` mask is true.
 
-    Args:
-        state: the nest to change; it is not modified.
-        mask: `(rows,)` boolean.
-        initial: a nest of the same structure, with as many rows.
-        dims: batch dimension of each leaf.
+    No gradient flows back through a row that was reset.
     """
 
     def apply(dim: int, leaf: Tensor, start: Tensor) -> Tensor:
@@ -189,12 +189,9 @@ def steps_of(inputs: Nest) -> int:
 
 def slice_steps(nest: Nest, start: int, stop: int | None) -> Nest:
     """Cut steps `start` to `stop` out of a time-first nest."""
+    if isinstance(nest, Tensor):
+        return nest[start:stop]
     return map_leaves(lambda leaf: leaf[start:stop], nest)
-
-
-def to_device(nest: Nest, device: torch.device) -> Nest:
-    """Move the tensors of a nest to a device."""
-    return map_leaves(lambda leaf: leaf.to(device), nest)
 
 
 def swap_time_and_batch(nest: Nest) -> Nest:

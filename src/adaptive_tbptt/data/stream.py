@@ -1,18 +1,101 @@
-"""A long sequence read in order, window by window, or sampled at random for the probe."""
+"""Long sequences, time first: segments of them, and streams that a training loop reads."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .nest import Nest
-from .segment import (
-    Segment,
-    time_first,
-)
+from .nest import Nest, leaves, map_leaves, named_leaves, slice_steps, swap_time_and_batch
+
+
+class Segment(NamedTuple):
+    """Consecutive steps of every row, time first.
+
+    Attributes:
+        inputs: a tensor, or a nest of tensors, `(time, batch, ...)`.
+        targets: of the same time and batch.
+        resets: `(time, batch)` boolean, true where a row starts a new sequence; None for nowhere.
+    """
+
+    inputs: Nest
+    targets: Nest
+    resets: Tensor | None = None
+
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+        return self._first.shape[0]
+
+    @property
+    def rows(self) -> int:
+        """Number of rows (the batch size)."""
+        return self._first.shape[1]
+
+    @property
+    def _first(self) -> Tensor:
+        return self.inputs if isinstance(self.inputs, Tensor) else leaves(self.inputs)[0]
+
+    def between(self, start: int, stop: int) -> Segment:
+        """Cut out steps `start` to `stop`."""
+        inputs = slice_steps(self.inputs, start, stop)
+        targets = slice_steps(self.targets, start, stop)
+        return Segment(inputs, targets, None if self.resets is None else self.resets[start:stop])
+
+    def shifted(self, steps: int, generator: torch.Generator | None) -> Segment:
+        """Cut `steps` consecutive steps out of every row, each row at its own random offset."""
+        length, rows = self._first.shape[:2]
+        if not 1 <= steps <= length:
+            raise ValueError(
+                f"a segment of {steps} steps does not fit into a stream of {length}; "
+                "measure fewer lags or give more data"
+            )
+        offsets = torch.randint(length - steps + 1, (rows,), generator=generator)
+        index, columns = offsets + torch.arange(steps)[:, None], torch.arange(rows)
+        shifted: Segment = map_leaves(
+            lambda leaf: leaf[index.to(leaf.device), columns.to(leaf.device)], self
+        )
+        return shifted
+
+
+def time_first(
+    inputs: Nest, targets: Nest, resets: Tensor | None = None, *, batch_first: bool = False
+) -> Segment:
+    """Turn data of either layout into a segment; refuse parts that do not belong together."""
+    for name, nest in {"inputs": inputs, "targets": targets, "resets": resets}.items():
+        if nest is not None and not leaves(nest):
+            raise TypeError(
+                f"{name} must be a tensor or a nest of tensors, got {type(nest).__name__}"
+            )
+        for leaf in leaves(nest):
+            if leaf.dim() < 2:
+                raise ValueError(
+                    f"{name} must be (time, batch, ...), got shape {tuple(leaf.shape)}"
+                )
+            if leaf.shape[:2] != leaves(inputs)[0].shape[:2]:
+                raise ValueError(
+                    f"{name} have (time, batch) = {tuple(leaf.shape[:2])}, the inputs "
+                    f"{tuple(leaves(inputs)[0].shape[:2])}: every step of every row needs both"
+                )
+    segment = Segment(inputs, targets, resets)
+    if batch_first:
+        segment = swap_time_and_batch(segment)
+    if segment.steps == 0 or segment.rows == 0:
+        raise ValueError("a stream needs at least one step and one row")
+    if segment.resets is not None and segment.resets.dtype != torch.bool:
+        raise TypeError(f"resets must be boolean, got {segment.resets.dtype}")
+    return segment
+
+
+def check_finite(inputs: Nest, what: str = "the inputs") -> None:
+    """Refuse NaN and infinity, naming the first step that has one."""
+    for name, leaf in named_leaves(inputs):
+        if leaf.is_floating_point() and not torch.isfinite(leaf).all():
+            bad = ~torch.isfinite(leaf).flatten(1).all(dim=1)
+            where = "" if name == "state" else f" (leaf '{name}')"
+            raise ValueError(f"{what} are NaN or infinite at step {int(bad.nonzero()[0])}{where}")
 
 
 class Stream(ABC):
@@ -36,7 +119,7 @@ class Stream(ABC):
 
     @abstractmethod
     def available(self, stop: int) -> int:
-        """Make steps up to `stop` available; return how far the data really goes."""
+        """Make steps up to `stop` available; return how far the data goes, at most `stop`."""
 
     @abstractmethod
     def segment(self, start: int, stop: int) -> Segment:
@@ -107,6 +190,9 @@ class SequenceStream(Stream):
     (torch.Size([4, 2]), 4, 6)
     """
 
+    rows: int = 0
+    length: int = 0
+
     def __init__(
         self,
         inputs: Nest,
@@ -116,24 +202,15 @@ class SequenceStream(Stream):
         batch_first: bool = False,
     ) -> None:
         self._all = time_first(inputs, targets, resets, batch_first=batch_first)
+        self.length, self.rows = self._all.steps, self._all.rows
 
     def __len__(self) -> int:
         """Return the number of steps of each row."""
-        return self._all.steps
-
-    @property
-    def rows(self) -> int:
-        """Number of rows (the batch size)."""
-        return self._all.rows
-
-    @property
-    def length(self) -> int:
-        """Steps of each row."""
-        return len(self)
+        return self.length
 
     def available(self, stop: int) -> int:
         """Return how far the data goes, at most `stop`."""
-        return min(stop, len(self))
+        return min(stop, self.length)
 
     def segment(self, start: int, stop: int) -> Segment:
         """Return steps `start` to `stop`, without copying."""
@@ -153,13 +230,13 @@ class SequenceStream(Stream):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the cursor, and the size of the data it belongs to."""
-        return {"cursor": self.cursor, "length": len(self), "rows": self.rows}
+        return {"cursor": self.cursor, "length": self.length, "rows": self.rows}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go back to a saved cursor; refuse one of data of another size."""
-        if (saved["length"], saved["rows"]) != (len(self), self.rows):
+        if (saved["length"], saved["rows"]) != (self.length, self.rows):
             raise ValueError(
                 f"the saved stream has {saved['length']} steps of {saved['rows']} rows, this one "
-                f"{len(self)} of {self.rows}"
+                f"{self.length} of {self.rows}"
             )
         self.cursor = int(saved["cursor"])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .._torch.compiling import eager
 from .._torch.preserve_model import preserve
 from ..data.nest import Nest, join_rows, map_leaves, select_rows, slice_steps
-from ..data.segment import Segment, time_first
+from ..data.stream import Segment, time_first
 from ..estimate.decay import DecayFit
 from ..model.recurrent import Recurrent, as_recurrent
 from ..model.running import advance, unroll

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from ..data.nest import map_leaves
-from ..data.segment import Segment
-from ..data.stream import Stream
+from ..data.stream import Segment, Stream
 
 
 class RowShard(Stream):

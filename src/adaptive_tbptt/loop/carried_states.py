@@ -41,16 +41,16 @@ class CarriedStates:
 
     def at(self, step: int, recurrent: Recurrent, stream: Stream) -> State:
         """Return the state that enters `step`, run forward from the nearest earlier one."""
-        nearest = max(s for s in self._states if s <= step)
-        if nearest < step:
+        if step not in self._states:
+            nearest = max(s for s in self._states if s < step)
             segment = stream.segment(nearest, step)
             self._states[step] = advance(recurrent, segment, self._states[nearest])
         return self._states[step]
 
     def forget(self, before: int) -> None:
         """Drop what no window that starts at `before` or later needs."""
-        needed = max((s for s in self._states if s <= before), default=self.oldest)
-        self._states = {s: state for s, state in self._states.items() if s >= needed}
+        for step in sorted([s for s in self._states if s <= before])[:-1]:
+            del self._states[step]
 
     @property
     def is_empty(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -64,6 +65,8 @@ class Window:
         first: first step that carries a loss.
         stop: the step after the last.
         losses: K2, the steps that carry a loss; the last window of an epoch may have fewer.
+        steps: the same.
+        reach: the largest lag that the first and the last loss of the window see.
         weight: number of losses it carried, masked ones left out, once its loss was computed.
     """
 
@@ -77,20 +80,11 @@ class Window:
         ranks: Ranks,
     ) -> None:
         self.k, self.start, self.first, self.stop, self._planned = span
-        self.losses = self.stop - self.first
+        self.losses = self.steps = self.stop - self.first
+        self.reach = self.first - self.start, self.stop - 1 - self.start
         self.weight: float | None = None
         self._objective, self._stream, self._ranks = objective, stream, ranks
         self._carried, self._tally = carried, tally
-
-    @property
-    def steps(self) -> int:
-        """Number of steps that carry a loss."""
-        return self.stop - self.first
-
-    @property
-    def reach(self) -> tuple[int, int]:
-        """The largest lag that the first and the last loss of the window see."""
-        return self.first - self.start, self.stop - 1 - self.start
 
     @property
     def progress(self) -> float | None:
@@ -110,8 +104,8 @@ class Window:
             recurrent.dims(recurrent.place(segment.inputs))
         # Only windows of full size repeat, so the others are not worth a compilation.
         full = self.steps == self._planned and context in (0, self.k)
-        with eager(not full):
-            result = window_forward(self._objective, segment, state, context, self._marks(context))
+        forward = window_forward if full else eager()(window_forward)
+        result = forward(self._objective, segment, state, context, self._marks(context))
         for step, entering in result.states.items():
             self._carried.put(self.start + step, entering)
         self.weight = result.losses
@@ -122,7 +116,7 @@ class Window:
 
     def _marks(self, context: int) -> list[int]:
         """Return the step where the next window starts if K stays, if it lies in the context."""
-        following = self.stop - (self.k if context else 0) - self.start
+        following = self.stop - self.k - self.start
         return [following] if 0 < following < context else []
 
     def backward(self, scale: float = 1.0, scaler: Scaler | None = None) -> Tensor:
@@ -138,11 +132,11 @@ class Window:
             goal = loss * scale if scale != 1.0 else loss
             with no_autocast(loss.device):
                 (goal if scaler is None else scaler.scale(goal)).backward()
-        return self.average(loss.detach())
+        return self.average(loss)
 
     def _warn_of_nan(self, loss: Tensor) -> None:
         """Say once that a loss is NaN; on an accelerator a look would make every window wait."""
-        if loss.device.type != "cpu" or self._tally.warned or not loss.isnan():
+        if loss.device.type != "cpu" or self._tally.warned or not math.isnan(loss.item()):
             return
         self._tally.warned = True
         warnings.warn(
@@ -160,7 +154,8 @@ class Window:
         """
         if self.weight is None:
             raise RuntimeError("a window is averaged after its backward pass")
-        mean, self.weight = self._ranks.average(
-            self._objective.parameters, loss.detach(), self.weight
-        )
-        return mean
+        loss = loss.detach()
+        if self._ranks.count > 1:
+            parameters = self._objective.parameters
+            loss, self.weight = self._ranks.average(parameters, loss, self.weight)
+        return loss

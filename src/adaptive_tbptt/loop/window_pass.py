@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .._torch.number_formats import forget_casts
 from ..data.nest import State, detach, leaves, slice_steps
-from ..data.segment import Segment
+from ..data.stream import Segment
 from ..model.objective import Objective
 from ..model.running import Piece, run_pieces
 
@@ -42,7 +42,7 @@ def window_forward(
     Args:
         objective: model and loss.
         segment: the K1 steps of the window.
-        state: state entering it; a detached copy is used.
+        state: the detached state entering it.
         context: K1 - K2, the steps without a loss. Where the model exposes core and head, no head
             is computed for them.
         marks: further steps, at most `context`, whose entering state is wanted.
@@ -52,15 +52,15 @@ def window_forward(
         step after the window.
     """
     forget_casts()
-    stops = {context, *marks} - {0}
+    stops = {context, *marks, segment.steps} - {0}
     states: dict[int, State] = {}
     read: list[Piece] = []
-    for piece in run_pieces(objective.recurrent, segment, detach(state), stops):
-        if piece.stop in (*stops, segment.steps):  # not at a reset in between
+    for piece in run_pieces(objective.recurrent, segment, state, stops):
+        if piece.stop in stops:  # not at a reset in between
             states[piece.stop] = detach(piece.state)
         if piece.start >= context:
             read.append(piece)
-    targets = slice_steps(segment.targets, context, None)
+    targets = slice_steps(segment.targets, context, None) if context else segment.targets
     count = objective.count_losses(targets)
     if count > 0:
         loss = objective.loss_of_pieces(read, targets)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from .._torch.preserve_model import measuring
 from ..data.nest import Nest, State, as_real
-from ..data.segment import Segment, check_finite, time_first
+from ..data.stream import Segment, check_finite, time_first
 from ..estimate.lag_profile import LagProfile
 from ..model.objective import CountLosses, Objective
 from ..model.recurrent import LossFn, Recurrent

@@ -23,7 +23,7 @@ from torch import Tensor
 from .._torch.number_formats import autocast_format, forget_casts, no_autocast
 from .._torch.preserve_model import RandomState, random_state_of, restore_random_state
 from ..data.nest import State, detach, leaves, map_leaves
-from ..data.segment import Segment
+from ..data.stream import Segment
 from ..model.objective import Objective
 from ..model.running import Piece, run_pieces
 from .passes import as_variable

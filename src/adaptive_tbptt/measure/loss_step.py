@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._torch.number_formats import autocast_format, no_autocast
 from ..data.nest import State, leaves, map_leaves, rows_of, with_gradients
-from ..data.segment import Segment
+from ..data.stream import Segment
 from ..model.objective import Objective
 from ..model.running import unroll
 from .passes import as_variable

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .._torch.number_formats import no_autocast
 from ..data.nest import State, leaves, map_leaves, per_row, reset_rows, with_gradients
-from ..data.segment import Segment
+from ..data.stream import Segment
 from ..model.recurrent import Recurrent
 from ..model.running import unroll
 from .fused_layer import layer_pass

@@ -9,7 +9,7 @@ from torch import nn
 
 from .._torch.number_formats import autocast_format
 from ..data.nest import Nest, State, steps_of
-from ..data.segment import Segment
+from ..data.stream import Segment
 from ..model.recurrent import Recurrent
 from .fused_layer import find_fused_layer
 from .passes import Pass, StepPass, fused_pass

@@ -15,7 +15,7 @@ from torch import Tensor
 from .._torch.number_formats import forget_casts
 from .._torch.preserve_model import RandomState, random_state_of, restore_random_state
 from ..data.nest import State, detach, map_leaves
-from ..data.segment import Segment
+from ..data.stream import Segment
 from ..model.recurrent import Recurrent
 from .passes import Pass
 from .plan import ProbePlan

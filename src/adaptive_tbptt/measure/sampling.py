@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from .._torch.preserve_model import measuring, preserve
 from ..data.nest import detach, slice_steps
-from ..data.segment import Segment, check_finite
-from ..data.stream import Stream
+from ..data.stream import Segment, Stream, check_finite
 from ..estimate.lag_profile import LagProfile
 from ..estimate.level_sums import LevelSums
 from ..model.objective import CountLosses, Objective

@@ -1,15 +1,14 @@
 """What the library assumes of a model and a loss, checked once on data.
 
-Every check is advisory: it returns a sentence, or None where it found nothing. A training loop
-looks once, at its first window; `check` looks at several places of a stream and says everything.
+A training loop looks once, at its first window; `check` looks at several places of a stream.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +18,8 @@ from torch import Tensor, nn
 from .._torch.compiling import eager
 from .._torch.number_formats import autocast_format, wide
 from .._torch.preserve_model import preserve
-from ..data.nest import Nest, leaves, map_leaves
-from ..data.segment import Segment
-from ..data.stream import SequenceStream, Stream
+from ..data.nest import Nest, leaves, map_leaves, slice_steps, steps_of, swap_time_and_batch
+from ..data.stream import Segment, SequenceStream, Stream
 from .objective import CountLosses, Objective
 from .recurrent import LossFn, Recurrent
 from .running import run_pieces
@@ -111,6 +109,12 @@ def refuse_single_losses(objective: Objective, segment: Segment) -> None:
         )
 
 
+@contextmanager
+def _trial(*modules: nn.Module, train: bool | None = False) -> Iterator[None]:
+    with preserve(*modules, train=train), torch.no_grad(), eager():
+        yield
+
+
 def _axes(recurrent: Recurrent, stream: Stream) -> list[Finding]:
     """Suspect data whose time axis is short beside its batch axis: they may be swapped."""
     steps, rows = stream.length, stream.rows
@@ -149,18 +153,17 @@ def _forward_is_head_of_core(objective: Objective, segment: Segment) -> Finding 
     if not recurrent.splits or type(recurrent.module).forward is nn.Module.forward:
         return None
     inputs = recurrent.place(segment.between(0, CUT_STEPS).inputs)
-    own = map_leaves(lambda x: x.transpose(0, 1), inputs) if recurrent.batch_first else inputs
-    with preserve(recurrent.module, train=False), torch.no_grad(), eager():
+    own = swap_time_and_batch(inputs) if recurrent.batch_first else inputs
+    with _trial(recurrent.module):
         ours = recurrent.head(recurrent.core(inputs, None)[0])
         try:
             theirs = recurrent.module(own, None)
         except (TypeError, AttributeError, NotImplementedError):
             return None  # a forward of another signature is never called here
     theirs = theirs[0] if isinstance(theirs, tuple) and len(theirs) == 2 else theirs
-    pairs = list(zip(leaves(ours), leaves(theirs), strict=True))
     if all(
         a.shape == b.shape and _relative_difference(a, b) <= _rounding(recurrent, a.dtype)
-        for a, b in pairs
+        for a, b in zip(leaves(ours), leaves(theirs), strict=True)
     ):
         return None
     return Finding(
@@ -182,10 +185,10 @@ def _outputs_depend_on_cuts(objective: Objective, segment: Segment) -> Finding |
     if steps < 4:
         return None
     middle, largest = steps // 2, 0.0
-    with preserve(recurrent.module, train=False), torch.no_grad(), eager():
+    with _trial(recurrent.module):
         whole, again = (recurrent.core(inputs, None)[0] for _ in range(2))
-        first, state = recurrent.core(map_leaves(lambda x: x[:middle], inputs), None)
-        second, _ = recurrent.core(map_leaves(lambda x: x[middle:], inputs), state)
+        first, state = recurrent.core(slice_steps(inputs, 0, middle), None)
+        second, _ = recurrent.core(slice_steps(inputs, middle, None), state)
     for x, same, a, b in zip(*map(leaves, (whole, again, first, second)), strict=True):
         parts = ((x, steps), (a, middle), (b, steps - middle))
         known = all(recurrent.is_laid_out(part, length, rows) for part, length in parts)
@@ -207,23 +210,22 @@ def _loss_is_no_mean(objective: Objective, segment: Segment) -> Finding | None:
     recurrent, steps = objective.recurrent, segment.steps
     if steps < 2:
         return None
-    with ExitStack() as stack:
-        for module in objective.modules:
-            stack.enter_context(preserve(module))
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(eager())
+    with _trial(*objective.modules, train=None):
         (*_, piece) = run_pieces(recurrent, segment._replace(resets=None), None)
         outputs = recurrent.head(piece.features)
         if not all(recurrent.is_laid_out(x, steps, segment.rows) for x in leaves(outputs)):
             return None
-        whole, again, parts, number = _halves(objective, outputs, segment.targets)
+        placed = recurrent.place(segment.targets)
+        again, loss = (objective.loss_of(outputs, placed) for _ in range(2))
+        parts = list(_halves(objective, outputs, segment.targets, placed))
+    whole = float(loss)
     total = sum(count for _, count in parts)
-    if whole != again or not math.isfinite(whole) or not total:  # random, or nothing to compare
+    if again != loss or not math.isfinite(whole) or not total:  # random, or nothing to compare
         return None
     mean = sum(value * count / total for value, count in parts)
     sizes = [abs(value) for value, _ in parts]
     scale = max(abs(whole), *sizes)
-    if abs(whole - mean) <= _rounding(recurrent, number) * scale:
+    if abs(whole - mean) <= _rounding(recurrent, loss.dtype) * scale:
         return None
     both = len(parts) == 2 and min(sizes) > 1e-2 * scale  # a half without targets adds nothing
     if both and abs(whole - sum(value for value, _ in parts)) <= 1e-3 * scale:
@@ -253,20 +255,15 @@ def _last_step_is_not_scored(objective: Objective, segment: Segment) -> Finding 
     if objective.count_losses(segment.between(3, 4).targets) == 0:
         return None
 
-    def loss(moved: int | None) -> Tensor:
-        part = segment._replace(resets=None)
-        if moved is not None:
-            swapped = map_leaves(lambda x: _with_first(x, moved), part.inputs)
-            part = part._replace(inputs=swapped)
-        pieces = list(run_pieces(recurrent, part, None))
-        return objective.loss_of_pieces(pieces, part.targets)
+    def loss(replaced: int) -> Tensor:
+        """Put the first step in the place of another; 0 changes nothing."""
+        order = [0 if step == replaced else step for step in range(steps)]
+        inputs = map_leaves(lambda x: x[order], segment.inputs)
+        part = Segment(inputs, segment.targets)
+        return objective.loss_of_pieces(list(run_pieces(recurrent, part, None)), part.targets)
 
-    with ExitStack() as stack:
-        for module in objective.modules:
-            stack.enter_context(preserve(module, train=False))
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(eager())
-        before, again, control, after = (loss(m) for m in (None, None, steps - 2, steps - 1))
+    with _trial(*objective.modules):
+        before, again, control, after = (loss(step) for step in (0, 0, steps - 2, steps - 1))
     if _rounding(recurrent, before.dtype) > ROUNDING:  # one step of many may be lost in it
         return None
     if before != again or control == before or after != before:
@@ -277,28 +274,18 @@ def _last_step_is_not_scored(objective: Objective, segment: Segment) -> Finding 
     )
 
 
-def _with_first(x: Tensor, step: int) -> Tensor:
-    """Put the first step in the place of another."""
-    return torch.cat([x[:step], x[:1], x[step + 1 :]])
-
-
 def _halves(
-    objective: Objective, outputs: Any, targets: Nest
-) -> tuple[float, float, list[tuple[float, float]], torch.dtype]:
-    """Return the loss, the loss again, loss and count of each half, and the number format."""
-    recurrent, loss_fn = objective.recurrent, objective.loss_fn
-    middle = leaves(targets)[0].shape[0] // 2
-    placed = recurrent.place(targets)
-    whole, again = (recurrent.loss_of(loss_fn, outputs, placed) for _ in range(2))
-    parts = []
+    objective: Objective, outputs: Any, targets: Nest, placed: Nest
+) -> Iterator[tuple[float, float]]:
+    """Yield the loss and the count of each half that has losses; `placed` are the targets too."""
+    middle = steps_of(targets) // 2
     for half in (slice(None, middle), slice(middle, None)):
         count = objective.count_losses(map_leaves(lambda x, half=half: x[half], targets))
         if count > 0:
-            index = (slice(None), half) if recurrent.batch_first else (half,)
+            index = (slice(None), half) if objective.recurrent.batch_first else (half,)
             out = map_leaves(lambda x, index=index: x[index], outputs)
             some = map_leaves(lambda x, half=half: x[half], placed)
-            parts.append((float(recurrent.loss_of(loss_fn, out, some)), count))
-    return float(whole), float(again), parts, whole.dtype
+            yield float(objective.loss_of(out, some)), count
 
 
 def _relative_difference(a: Tensor, b: Tensor) -> float:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .._torch.compiling import plain
-from ..data.nest import Nest, leaves, map_leaves, slice_steps
+from ..data.nest import Nest, leaves, map_leaves, rows_of, slice_steps, swap_time_and_batch
 from .recurrent import LossFn, Recurrent, as_recurrent
 from .running import Piece
 
@@ -41,7 +41,12 @@ class Objective:
         state_batch_dim: int | None = None,
     ) -> Objective:
         """Wrap what a user passes; None counts as `default_count` does."""
-        refuse_sums(loss_fn)
+        reduction = getattr(loss_fn, "reduction", "mean")
+        if reduction != "mean":
+            raise ValueError(
+                f"the loss has reduction={reduction!r}: it must be a mean over time and "
+                "batch, so that windows of other lengths weigh the same"
+            )
         recurrent = as_recurrent(model, batch_first=batch_first, state_batch_dim=state_batch_dim)
         return Objective(recurrent, loss_fn, count_losses or default_count(loss_fn))
 
@@ -59,7 +64,20 @@ class Objective:
     def loss(self, features: Any, targets: Nest) -> Tensor:
         """Evaluate head and loss on one piece; targets are time first, on any device."""
         recurrent = self.recurrent
-        return recurrent.loss_of(self.loss_fn, recurrent.head(features), recurrent.place(targets))
+        return self.loss_of(recurrent.head(features), recurrent.place(targets))
+
+    def loss_of(self, outputs: Any, targets: Nest) -> Tensor:
+        """Evaluate the loss; it takes time-first targets in the layout of the model."""
+        if self.recurrent.batch_first:
+            targets = swap_time_and_batch(targets)
+        value = self.loss_fn(outputs, targets)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(
+                f"loss_fn must return a scalar, the mean over time and batch; got {got}. "
+                "Use reduction='mean'"
+            )
+        return value.reshape(()) if value.dim() else value
 
     def loss_of_pieces(self, pieces: list[Piece], targets: Nest) -> Tensor:
         """Return the mean loss of consecutive pieces.
@@ -69,13 +87,18 @@ class Objective:
         means of the pieces are weighted by their losses.
 
         Args:
-            pieces: at least one of their targets counts.
+            pieces: one or more, of which some target counts.
             targets: of all of them, on any device.
         """
         if len(pieces) == 1:
             return self.loss(pieces[0].features, targets)
-        if self._can_be_joined(pieces, targets):
-            dim, read = self.recurrent.time_dim, [piece.features for piece in pieces]
+        rows, recurrent = rows_of(targets), self.recurrent
+        if recurrent.has_features and all(
+            recurrent.is_laid_out(leaf, piece.stop - piece.start, rows)
+            for piece in pieces
+            for leaf in leaves(piece.features)
+        ):
+            dim, read = recurrent.time_dim, [piece.features for piece in pieces]
             return self.loss(map_leaves(lambda *parts: torch.cat(parts, dim), *read), targets)
         first, values, counts = pieces[0].start, [], []
         for piece in pieces:
@@ -87,23 +110,6 @@ class Objective:
         shares = [count / sum(counts) for count in counts]
         return torch.stack([v * share for v, share in zip(values, shares, strict=True)]).sum()
 
-    def _can_be_joined(self, pieces: list[Piece], targets: Nest) -> bool:
-        rows = leaves(targets)[0].shape[1]
-        return self.recurrent.has_features and all(
-            self.recurrent.is_laid_out(leaf, piece.stop - piece.start, rows)
-            for piece in pieces
-            for leaf in leaves(piece.features)
-        )
-
-
-def refuse_sums(loss_fn: LossFn) -> None:
-    """Refuse a loss that says it is no mean: windows of other lengths would weigh differently."""
-    if getattr(loss_fn, "reduction", "mean") != "mean":
-        raise ValueError(
-            f"the loss has reduction={loss_fn.reduction!r}: it must be a mean over time and "  # type: ignore[attr-defined]
-            "batch, so that windows of other lengths weigh the same"
-        )
-
 
 def default_count(loss_fn: LossFn) -> CountLosses:
     """Count every step of every row, as a loss with `ignore_index` and class weights does.
@@ -112,7 +118,7 @@ def default_count(loss_fn: LossFn) -> CountLosses:
     targets that are classes, which are int64.
     """
     function = not isinstance(loss_fn, nn.Module)
-    loss = loss_fn if function else plain(loss_fn)  # type: ignore[arg-type]
+    loss = plain(loss_fn) if isinstance(loss_fn, nn.Module) else loss_fn
     ignored = getattr(loss, "ignore_index", -100 if function else None)
     weighted = isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
     weights = getattr(loss, "weight", None) if weighted else None

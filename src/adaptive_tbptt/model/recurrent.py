@@ -1,4 +1,4 @@
-"""One face for every recurrent module: a core that carries the state, a head that reads it out.
+"""One interface for every recurrent module: a core that carries the state, a head that reads it.
 
 PyTorch's RNN, GRU, LSTM and their cells work as they are; so does any module with
 `forward(inputs, state) -> (outputs, state)`. A module may also expose `core(inputs, state) ->
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .._torch.compiling import compiled_parts, eager, plain
-from .._torch.preserve_model import device_of, preserve
+from .._torch.preserve_model import preserve
 from ..data.nest import (
     BatchDims,
     Nest,
@@ -28,9 +29,8 @@ from ..data.nest import (
     rows_of,
     select_rows,
     swap_time_and_batch,
-    to_device,
 )
-from .state_layout import find_layout
+from .state_layout import Layout, find_layout
 
 LossFn = Callable[[Any, Any], Tensor]
 
@@ -42,16 +42,17 @@ class Recurrent:
     of the same norm.
 
     Args:
-        module: the user's module; it is used, never changed.
+        module: your module; it is used, never changed.
         batch_first: whether the module takes `(batch, time, ...)`. None asks the module's own
             `batch_first` attribute.
         state_batch_dim: batch dimension of every state leaf. None finds it by comparing the
             state of one row with that of two.
 
     Attributes:
-        module: the user's module.
-        batch_first: whether it takes `(batch, time, ...)`.
-        splits: whether it exposes `core` and `head`; then its `forward` is never called.
+        splits: whether the module exposes `core` and `head`; then its `forward` is never called.
+        has_features: whether the input of the readout is exposed, so that lag 0 can be measured.
+        time_dim: the dimension of time in what the module returns.
+        name: the name of the module's class.
     """
 
     def __init__(
@@ -70,37 +71,33 @@ class Recurrent:
             )
         if state_batch_dim is not None and state_batch_dim < 0:
             raise ValueError(f"state_batch_dim counts from the front, got {state_batch_dim}")
-        self.module = module
-        self.batch_first = bool(
-            getattr(module, "batch_first", False) if batch_first is None else batch_first
-        )
+        own = getattr(module, "batch_first", False)
+        self.module, self.name = module, type(plain(module)).__name__
+        self.batch_first = bool(own if batch_first is None else batch_first)
+        self.time_dim = int(self.batch_first)
         self.state_batch_dim = state_batch_dim
         self._is_cell = isinstance(plain(module), nn.RNNCellBase)
         self._is_layer = isinstance(plain(module), nn.RNNBase)
-        self.splits = callable(getattr(module, "core", None)) and callable(
-            getattr(module, "head", None)
-        )
+        self._holds_lstm = any(isinstance(m, nn.LSTM | nn.LSTMCell) for m in module.modules())
+        self.splits = all(callable(getattr(module, part, None)) for part in ("core", "head"))
+        self.has_features = self.splits or self._is_cell or self._is_layer
         self._compiled = compiled_parts(module, "core", "head") if self.splits else {}
-        self._dims: BatchDims | None = None
+        self._first = next(
+            (
+                (m, name)
+                for m in module.modules()
+                for name, p in m._parameters.items()
+                if p is not None
+            ),
+            None,
+        )
         self._complex: list[bool] | None = None  # of the leaves of the state
-        self._start: State = None
-        self._example: State = None
+        self._layout: Layout | None = None
         self._home: Any = None
-
-    @property
-    def time_dim(self) -> int:
-        """The dimension of time in what the module returns."""
-        return 1 if self.batch_first else 0
 
     def is_laid_out(self, leaf: Tensor, steps: int, rows: int) -> bool:
         """Whether what the module returned may be `(time, batch, ...)`, or batch first."""
-        shape = tuple(leaf.shape[:2])
-        return shape == ((rows, steps) if self.batch_first else (steps, rows))
-
-    @property
-    def has_features(self) -> bool:
-        """Whether the readout's input is exposed, so that lag 0 can be measured."""
-        return self.splits or self._is_cell or self._is_layer
+        return leaf.shape[:2] == ((rows, steps) if self.batch_first else (steps, rows))
 
     def core(self, inputs: Nest, state: State) -> tuple[Any, State]:
         """Run the recurrence over time-first `inputs`; return features (or outputs) and state."""
@@ -129,9 +126,16 @@ class Recurrent:
             self._complex = [x.is_complex() for x in leaves(state)]
         return outputs, as_real(state) if any(self._complex) else state
 
+    def _run_cell(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        hidden = []
+        for x in inputs:
+            state = self.module(x, state)
+            hidden.append(state[0] if isinstance(state, tuple) else state)
+        return torch.stack(hidden, dim=self.time_dim), state
+
     def _copied(self, inputs: Nest, state: State) -> State:
-        """Return a copy: a module of the user's may write into its state, which is needed again."""
-        if state is not None and self._complex is None:  # of a run that is gone on with
+        """Return a copy: your module may write into its state, which is needed again."""
+        if state is not None and self._complex is None:  # resumed: the module was not run yet
             with preserve(self.module, train=False), torch.no_grad(), eager():
                 self.core(map_leaves(lambda leaf: leaf[:1, :1], inputs), None)
         if not any(self._complex or ()):
@@ -147,22 +151,10 @@ class Recurrent:
 
     def head(self, features: Any) -> Any:
         """Turn features into outputs; the identity where the module has no head."""
-        if not self.splits:
-            return features
-        return self._part("head")(features)
+        return self._part("head")(features) if self.splits else features
 
-    def loss_of(self, loss_fn: LossFn, outputs: Any, targets: Nest) -> Tensor:
-        """Evaluate the loss; targets are time first and handed over in the model's layout."""
-        if self.batch_first:
-            targets = swap_time_and_batch(targets)
-        value = loss_fn(outputs, targets)
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(
-                f"loss_fn must return a scalar, the mean over time and batch; got {got}. "
-                "Use reduction='mean'"
-            )
-        return value.reshape(())
+    def _part(self, name: str) -> Any:
+        return self._compiled.get(name) or getattr(self.module, name)
 
     def initial_state(self, inputs: Nest) -> State:
         """Return the state that `None` stands for, one row per row of `inputs`.
@@ -171,45 +163,60 @@ class Recurrent:
         its gradient. Otherwise it is zero, which is checked once against what the module does
         with `None`.
         """
-        self._learn_layout(inputs)
+        layout = self._learn_layout(inputs)
         rows = rows_of(inputs)
         own = getattr(self.module, "initial_state", None)
         if callable(own):
             return as_real(own(rows))
-        if self._start is None:
+        if layout.start is None:
             raise ValueError(
                 f"{self.name} does not start from zeros, learns its start, or carries what is no "
                 "tensor, and does not say what it starts from: pass state=, ask for burn_in >= 1, "
                 "or give it a method initial_state(rows)"
             )
-        first = torch.zeros(rows, dtype=torch.long)
-        return select_rows(self._start, first, self.dims(inputs))
+        return select_rows(layout.start, torch.zeros(rows, dtype=torch.long), layout.dims)
 
     def dims(self, inputs: Nest) -> BatchDims:
         """Return the batch dimension of each state leaf."""
-        self._learn_layout(inputs)
-        return self.known_dims
+        return self._learn_layout(inputs).dims
 
     @property
     def known_dims(self) -> BatchDims:
         """The batch dimension of each state leaf, once inputs were seen."""
-        if self._dims is None:
+        if self._layout is None:
             raise RuntimeError("the layout of the state is known once inputs were seen: call dims")
-        return self._dims
+        return self._layout.dims
 
     def template(self, inputs: Nest) -> State:
         """Return a state of one row, for its structure."""
-        self._learn_layout(inputs)
-        return self._example
+        return self._learn_layout(inputs).example
 
-    def place(self, nest: Nest) -> Nest:
-        """Move tensors to the device of the model."""
-        return to_device(nest, self.device)
+    def _learn_layout(self, inputs: Nest) -> Layout:
+        home = self.home
+        if self._layout is None or self._home != home:
+            self._layout, self._home = find_layout(self, inputs), home
+        return self._layout
+
+    @property
+    def home(self) -> tuple[torch.device, torch.dtype] | None:
+        """Device and number format of the first parameter: what was learnt holds for these."""
+        first = next(self.module.parameters(), None)
+        return None if first is None else (first.device, first.dtype)
 
     @property
     def device(self) -> torch.device:
-        """Where the model's first parameter or buffer is."""
-        return device_of(self.module)
+        """The device of the first parameter or buffer; the CPU if the module has neither."""
+        first: Tensor | None = None
+        if self._first is not None:  # every window asks: look where it was before searching
+            first = self._first[0]._parameters.get(self._first[1])
+        if first is None:
+            first = next(chain(self.module.parameters(), self.module.buffers()), None)
+        return torch.device("cpu") if first is None else first.device
+
+    def place(self, nest: Nest) -> Nest:
+        """Move tensors to the device of the model."""
+        device = self.device
+        return map_leaves(lambda leaf: leaf.to(device), nest)
 
     def components(self, nest: State) -> dict[str, Tensor]:
         """Split a state, or its gradient, into `(rows, dims)` parts: layer by layer, h and c apart.
@@ -222,70 +229,34 @@ class Recurrent:
     def stacked_components(self, nest: State) -> dict[str, Tensor]:
         """Return `(steps, rows, dims)` parts of states that are stacked along a first dimension."""
         parts = {}
-        names = {"0": "h", "1": "c"} if self._is_lstm_state(nest) else {"state": "h"}
+        pair = type(nest) is tuple and [type(x) for x in nest] == [Tensor, Tensor]
+        names = {"0": "h", "1": "c"} if self._holds_lstm and pair else {"state": "h"}
         for (name, leaf), dim in zip(named_leaves(nest), self.known_dims, strict=True):
             if dim is None or not leaf.is_floating_point():
                 continue
             steps, *rest = leaf.shape
             layers = leaf.reshape(steps, -1, rest[dim], math.prod(rest[dim + 1 :]))
+            label = names.get(name, name)
             for i, layer in enumerate(layers.unbind(1)):
-                label = names.get(name, name)
                 parts[label if dim == 0 else f"{label}[{i}]"] = layer
         return parts
 
-    def _is_lstm_state(self, state: State) -> bool:
-        lstm = any(isinstance(m, nn.LSTM | nn.LSTMCell) for m in self.module.modules())
-        return lstm and type(state) is tuple and [type(x) for x in state] == [Tensor, Tensor]
-
     def check_rows(self, state: State, inputs: Nest) -> None:
         """Refuse a state that was made for another number of rows."""
-        rows = rows_of(inputs)
-        dims = self.dims(inputs)
+        rows, dims = rows_of(inputs), self.dims(inputs)
         named = list(named_leaves(state))
         if len(named) != len(dims):
             raise ValueError(f"the state has {len(named)} tensors, the model carries {len(dims)}")
         for (name, leaf), dim in zip(named, dims, strict=True):
-            if dim is None:
-                continue
-            if dim >= leaf.dim():
+            if dim is not None and dim >= leaf.dim():
                 raise ValueError(
                     f"state leaf '{name}' has shape {tuple(leaf.shape)}; its rows should be "
                     f"dimension {dim}"
                 )
-            if leaf.shape[dim] != rows:
+            if dim is not None and leaf.shape[dim] != rows:
                 raise ValueError(
                     f"state leaf '{name}' has {leaf.shape[dim]} rows, the inputs have {rows}"
                 )
-
-    @property
-    def name(self) -> str:
-        """What the module's class is called."""
-        return type(plain(self.module)).__name__
-
-    def _part(self, name: str) -> Any:
-        return self._compiled.get(name) or getattr(self.module, name)
-
-    def _run_cell(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
-        hidden = []
-        for x in inputs:
-            state = self.module(x, state)
-            hidden.append(state[0] if isinstance(state, tuple) else state)
-        return torch.stack(hidden, dim=self.time_dim), state
-
-    @property
-    def home(self) -> tuple[torch.device, torch.dtype] | None:
-        """Device and number format of the first parameter: what was learnt holds for these."""
-        first = next(self.module.parameters(), None)
-        return None if first is None else (first.device, first.dtype)
-
-    def _learn_layout(self, inputs: Nest) -> None:
-        home = self.home
-        if self._dims is not None and self._home == home:
-            return
-        self._home = home
-        self._dims, self._start, self._example = find_layout(
-            self.module, self.core, inputs, self.state_batch_dim
-        )
 
 
 def as_recurrent(
@@ -301,10 +272,10 @@ def as_recurrent(
     """
     if isinstance(model, nn.parallel.DistributedDataParallel):
         model = model.module
-    if isinstance(model, Recurrent):
-        if batch_first not in (None, model.batch_first) or (
-            state_batch_dim not in (None, model.state_batch_dim)
-        ):
-            raise ValueError("the model is wrapped already, with another layout")
-        return model
-    return Recurrent(model, batch_first=batch_first, state_batch_dim=state_batch_dim)
+    if not isinstance(model, Recurrent):
+        return Recurrent(model, batch_first=batch_first, state_batch_dim=state_batch_dim)
+    if batch_first not in (None, model.batch_first) or (
+        state_batch_dim not in (None, model.state_batch_dim)
+    ):
+        raise ValueError("the model is wrapped already, with another layout")
+    return model

@@ -12,19 +12,12 @@ from torch import Tensor
 from .._torch.compiling import eager
 from .._torch.number_formats import forget_casts
 from ..data.nest import Nest, State, detach, reset_rows, slice_steps, steps_of
-from ..data.segment import Segment
+from ..data.stream import Segment
 from .recurrent import Recurrent
 
 
 class Piece(NamedTuple):
-    """Steps `start` to `stop` of a segment, run in one call.
-
-    Attributes:
-        start: first step.
-        stop: the step after the last.
-        features: what the readout sees.
-        state: the state after the last step.
-    """
+    """Steps `start` to `stop` of a segment, run in one call: features, and the state they leave."""
 
     start: int
     stop: int
@@ -43,19 +36,20 @@ def run_pieces(
         state: state entering the segment; None is the initial state.
         cuts: steps of the segment before which a piece must end.
     """
-    ends = {0, segment.steps, *cuts}
-    resets = segment.resets
-    if resets is not None and not resets.any():
-        resets = None
+    steps, resets = segment.steps, segment.resets
+    ends = {0, steps, *cuts}
     if resets is not None:
-        ends |= set(torch.nonzero(resets.any(dim=1)).flatten().tolist())
+        at = torch.nonzero(resets.any(dim=1)).flatten().tolist()
+        ends |= set(at)
+        resets = resets if at else None
     inputs = recurrent.place(segment.inputs)
     for start, stop in pairwise(sorted(ends)):
         if resets is not None:
             initial = recurrent.initial_state(inputs)
             state = initial if state is None else state
             state = reset_rows(state, resets[start], initial, recurrent.dims(inputs))
-        features, state = recurrent.core(slice_steps(inputs, start, stop), state)
+        part = inputs if stop - start == steps else slice_steps(inputs, start, stop)
+        features, state = recurrent.core(part, state)
         yield Piece(start, stop, features, state)
 
 
@@ -91,19 +85,18 @@ def unroll(
     resets: Tensor | None = None,
     prepare: Callable[[State], State] | None = None,
 ) -> Iterator[Step]:
-    """Yield every step of time-first `inputs`, starting from `state`.
+    """Yield every step of time-first `inputs`, starting from `state`, which must not be None.
 
     Args:
         recurrent: the model.
         inputs: `(steps, rows, ...)`.
-        state: state entering the first step; not None.
+        state: state entering the first step.
         resets: `(steps, rows)`, true where a row starts a new sequence before that step.
         prepare: applied to the state that enters a step, before any reset.
     """
     initial = None if resets is None else recurrent.initial_state(inputs)
     for t in range(steps_of(inputs)):
-        entering = state if prepare is None else prepare(state)
-        state = entering
+        state = entering = state if prepare is None else prepare(state)
         if resets is not None:
             state = reset_rows(state, resets[t], initial, recurrent.dims(inputs))
         features, state = recurrent.core(slice_steps(inputs, t, t + 1), state)

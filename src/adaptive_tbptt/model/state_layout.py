@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .._torch.compiling import eager, plain
+from .._torch.compiling import eager
 from .._torch.number_formats import autocast_format, wide
-from .._torch.preserve_model import device_of, preserve
-from ..data.nest import BatchDims, State, batch_dims, detach, leaves, map_leaves, pack, select_rows
+from .._torch.preserve_model import preserve
+from ..data.nest import (
+    BatchDims,
+    Nest,
+    State,
+    batch_dims,
+    detach,
+    leaves,
+    map_leaves,
+    pack,
+    select_rows,
+)
 
-Core = Callable[[Any, State], tuple[Any, State]]
+if TYPE_CHECKING:
+    from .recurrent import Recurrent
 
 
 class Layout(NamedTuple):
@@ -30,36 +40,32 @@ class Layout(NamedTuple):
     example: State
 
 
-def find_layout(
-    module: nn.Module, core: Core, inputs: Any, state_batch_dim: int | None = None
-) -> Layout:
+def find_layout(recurrent: Recurrent, inputs: Nest) -> Layout:
     """Compare the states that one row and two leave behind; refuse rows that are not independent.
 
-    Args:
-        module: the user's module.
-        core: runs it over time-first inputs: `core(inputs, state) -> (features, state)`.
-        inputs: time first, of which the first step is used.
-        state_batch_dim: the batch dimension of every leaf, where the user named it.
+    Only the first step of the time-first `inputs` is run.
     """
     row = map_leaves(lambda leaf: leaf[:1, :1], inputs)
     pair = map_leaves(lambda leaf: torch.cat([leaf[:1, :1], leaf[:1, -1:]], dim=1), inputs)
-    cast = autocast_format(device_of(module))
-    with preserve(module, train=False), eager():
+    with preserve(recurrent.module, train=False), eager():
         with torch.enable_grad():
-            one = core(row, None)[1]
+            one = recurrent.core(row, None)[1]
             zero = map_leaves(torch.zeros_like, one)
-            same = core(row, zero)[1]
-            learnt = _reached(module, one) - _reached(module, same)
-        one, same = detach(one), detach(same)
+            same = recurrent.core(row, zero)[1]
+            learnt = _reached(one) - _reached(same)
         with torch.no_grad():
-            two = core(pair, None)[1]
-        if not leaves(one):
-            raise ValueError(
-                f"{type(plain(module)).__name__} returned a state without tensors: "
-                "there is nothing to backpropagate through"
-            )
+            two = recurrent.core(pair, None)[1]
+    one, same = detach(one), detach(same)
+    if not leaves(one):
+        raise ValueError(
+            f"{recurrent.name} returned a state without tensors: there is nothing to "
+            "backpropagate through"
+        )
+    # A parameter that the state depends on only where it starts from None is a learnt start.
+    learnt &= {id(p) for p in recurrent.module.parameters()}
+    cast = autocast_format(recurrent.device)
     start = detach(zero) if not learnt and _close(same, one, cast) else None
-    dims = _dims_of(state_batch_dim, one, two)
+    dims = _dims_of(recurrent.state_batch_dim, one, two)
     if all(dim is None for dim in dims):
         raise ValueError("no part of the state has a batch dimension: its rows are not independent")
     alone = select_rows(two, torch.zeros(1, dtype=torch.long), dims)
@@ -71,23 +77,21 @@ def find_layout(
     return Layout(dims, start, one)
 
 
-def _reached(module: nn.Module, state: State) -> set[int]:
-    """Identify the parameters that a state depends on: one that only its start does was learnt.
+def _reached(state: State) -> set[int]:
+    """Identify the leaves of the graph that a state depends on.
 
-    The graph says so; no backward pass is run, which a kernel may refuse for a single step.
+    No backward pass is run, which a kernel may refuse for a single step.
     """
     found = {id(x) for x in leaves(state) if x.requires_grad and x.grad_fn is None}
     waiting: list[Any] = [x.grad_fn for x in leaves(state)]
-    seen = set()
+    seen = {None}
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            found.add(id(node.variable))
-        waiting += [further for further, _ in node.next_functions]
-    return found & {id(p) for p in module.parameters()}
+        if node not in seen:
+            seen.add(node)
+            found |= {id(node.variable)} if hasattr(node, "variable") else set()
+            waiting += [further for further, _ in node.next_functions]
+    return found
 
 
 def _dims_of(given: int | None, one: State, two: State) -> BatchDims:
