@@ -1,6 +1,7 @@
 """Long sequences as the library sees them: nests of tensors, segments, streams."""
 
 from .chunks import ChunkStream
+from .nest import leaves, map_leaves
 from .segment import Segment
 from .stream import SequenceStream, Stream
 
@@ -9,4 +10,6 @@ __all__ = [
     "Segment",
     "SequenceStream",
     "Stream",
+    "leaves",
+    "map_leaves",
 ]
