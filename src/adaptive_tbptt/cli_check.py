@@ -9,9 +9,9 @@ from typing import Any
 
 from . import defaults
 from .diagnosis import BiasCheck, Sampling
-from .diagnosis.bias_check import GROUPS, SIZE, check_of, measure_levels
+from .diagnosis.bias_check import check_of, measure_levels
 from .estimate import Curve, TruncationDecision, choose_truncation, levels_up_to
-from .measure import LagRequest, LevelRequest
+from .measure import LagRequest
 from .model import Objective
 from .run_targets import RunTarget
 
@@ -99,9 +99,7 @@ def check_target(
     contexts = levels_up_to(target.lags, target.k)
     sampling = Sampling(burn_in=target.burn_in, seed=target.seed + 1)
     single, several = (
-        measure_levels(
-            objective, stream, LevelRequest(contexts, n, segments, GROUPS, SIZE), sampling
-        )
+        measure_levels(objective, stream, contexts, n, segments, sampling)
         for n in (1, losses)
     )
     sampling = Sampling(burn_in=target.burn_in, seed=target.seed + 2)

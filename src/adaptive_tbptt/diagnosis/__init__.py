@@ -1,7 +1,8 @@
 """One call each: diagnose a model, check a promised bias."""
 
 from .bias_check import BiasCheck, check_bias
-from .model_diagnosis import Diagnosis, Row, diagnose
+from .diagnosis_result import Diagnosis, Row
+from .model_diagnosis import diagnose
 from .sampling import Sampling
 
 __all__ = [
