@@ -99,8 +99,7 @@ def check_target(
     contexts = levels_up_to(target.lags, target.k)
     sampling = Sampling(burn_in=target.burn_in, seed=target.seed + 1)
     single, several = (
-        measure_levels(objective, stream, contexts, n, segments, sampling)
-        for n in (1, losses)
+        measure_levels(objective, stream, contexts, n, segments, sampling) for n in (1, losses)
     )
     sampling = Sampling(burn_in=target.burn_in, seed=target.seed + 2)
     request = LagRequest(target.lags, batches=max(2, segments // 2))
