@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,7 +62,7 @@ class Sampling:
         )
 
 
-def as_stream(data: Stream | tuple[Nest, Nest], recurrent: Recurrent) -> Stream:
+def as_stream(data: Stream | Sequence[Nest], recurrent: Recurrent) -> Stream:
     """Return a stream; a pair `(inputs, targets)` is laid out as the model takes it."""
     if isinstance(data, Stream):
         return data
