@@ -98,7 +98,9 @@ def main() -> None:
     print(
         f"\nA value is replaced with probability {MARKED}: a perfect latch has beta {1 - MARKED}."
     )
-    print(at.diagnosis.diagnose_decay(model, loss_fn, stream, lags=100))
+    segment = stream.random_segment(100)
+    profile = at.probe(model, loss_fn, segment.inputs, segment.targets)
+    print(f"Measured: beta {at.fit_decay(profile.mean).beta:.3f}.")
 
 
 if __name__ == "__main__":

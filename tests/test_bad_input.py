@@ -37,8 +37,8 @@ def test_limits_of_k(low, high, says):
 
 def test_window_longer_than_the_data():
     stream = at.SequenceStream(X, Y)
-    with pytest.raises(ValueError, match="120 steps does not fit into a stream of 12"):
-        at.diagnosis.diagnose_decay(nn.LSTM(2, 4), F.mse_loss, stream)
+    with pytest.raises(ValueError, match="121 steps does not fit into a stream of 12"):
+        at.check_bias(nn.LSTM(2, 4), F.mse_loss, stream, 5)
     with pytest.raises(ValueError, match="rows of 12 steps are too short for a burn-in of 20"):
         at.diagnose(nn.LSTM(2, 4), F.mse_loss, stream)
     with pytest.raises(ValueError, match="burn_in must be in"):
@@ -241,5 +241,3 @@ def test_curves_that_are_no_norms():
         at.bias_bound(np.ones(5), fit)
     with pytest.raises(ValueError, match="like phi"):
         at.bias_bound(0.5 ** np.arange(11.0), fit, gradient_norms=np.ones(3))
-    with pytest.raises(ValueError, match="at least two samples"):
-        at.estimate.bootstrap(np.ones((11, 1)), fit)

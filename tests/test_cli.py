@@ -52,7 +52,7 @@ def test_a_model_of_ones_own(mine):
     assert "your loop as it is" in text
     assert (mine / "bias.png").exists()
     assert "must return (model, loss_fn, stream)" in call("diagnose", "mine:wrong", code=2)
-    assert "must be a SequenceStream" in call("diagnose", "mine:no_data", code=2)
+    assert "expected a stream or a pair" in call("diagnose", "mine:no_data", code=2)
     bound = call("diagnose", "mine:chunks", "--lags", "30", "--segments", "8", "--bound")
     assert "paper's bound" in bound
     assert "has no other" in call("diagnose", "mine:other", code=2)

@@ -162,7 +162,7 @@ def left_out(site: Path) -> list[Path]:
 
 
 def public_objects():
-    """Every public name: those of the package, of its rooms, and the functions of the theory."""
+    """Every public name: those of the package and of its rooms."""
     loader = GriffeLoader(search_paths=[ROOT / "src"])
     loader.load("adaptive_tbptt")
     places = {}
@@ -175,9 +175,7 @@ def public_objects():
     for module, names in EXTERNAL_MODULES.items():
         places |= {n: f"{module}.{n}" for n in names}
     found = {n: loader.modules_collection[path] for n, path in places.items()}
-    found = {n: o.final_target if o.is_alias else o for n, o in found.items()}
-    theory = found.pop("theory")
-    return found | {n: o for n, o in theory.functions.items() if not n.startswith("_")}
+    return {n: o.final_target if o.is_alias else o for n, o in found.items()}
 
 
 OBJECTS = public_objects()

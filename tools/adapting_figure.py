@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import adaptive_tbptt as at
-from adaptive_tbptt.diagnosis.figures import BLUE, ORANGE, SKY, VERMILION
+from adaptive_tbptt.diagnosis.palette import BLUE, ORANGE, SKY, VERMILION
 from atbptt_paper.experiments.run import make_optimizer
 from atbptt_paper.tasks.copy_task import PRESETS, CopyConfig
 

@@ -100,20 +100,28 @@ print(after.recommendation)
 # ## The paper's diagnosis
 #
 # The paper asks another question: which K keeps the bias of a *single* loss below delta? It answers
-# with a bound, made of how fast the norm of the state's gradient decays with the lag.
-# `diagnose_decay` measures that decay. `check_bias` then measures the bias of single losses at the
-# K it chose.
+# with a bound, made of how fast the norm of the state's gradient decays with the lag. `probe`
+# measures that decay, `bias_bound` bounds the bias, and `check_bias` then measures the bias of
+# single losses at the K that the bound asks for.
 
 # %%
-decay = at.diagnosis.diagnose_decay(model, loss_fn, stream, lags=64)
-print(decay)
-for checked in at.check_bias(model, loss_fn, stream, [d.k for d in decay.decisions], lags=64):
+segment = stream.random_segment(84)
+profile = at.probe(model, loss_fn, segment.inputs, segment.targets, burn_in=20)
+fit = at.fit_decay(profile.mean)
+bound = at.bias_bound(profile.mean, fit)
+print(f"beta {fit.beta:.4f} from lag {fit.tau} on, {profile.samples} losses")
+choices = [at.choose_truncation(bound, delta=delta, k_max=64) for delta in (0.9, 0.5, 0.1)]
+for choice in choices:
+    print(choice.message)
+for checked in at.check_bias(model, loss_fn, stream, [choice.k for choice in choices], lags=64):
     print(checked)
 
 # %% [markdown]
-# `beta` is the factor by which the gradient shrinks per step back in time. `bound` is the paper's
+# `beta` is the factor by which the gradient shrinks per step back in time. The bound is the paper's
 # estimate of the relative bias at K. It is not a guarantee ([what does 0.1
 # mean?](../what-it-means.md)), so compare it with the measured bias in the last lines.
+# `diagnose(..., bound=True)` shows it as a column. The package that reproduces the paper also has
+# intervals of the bound and the stability of the model ([API](../api/paper.md)).
 #
 # ## Your own model
 #

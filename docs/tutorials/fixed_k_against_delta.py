@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import adaptive_tbptt as at
-from adaptive_tbptt.diagnosis.figures import BLUE, GREEN, ORANGE, PURPLE, VERMILION
+from adaptive_tbptt.diagnosis.palette import BLUE, GREEN, ORANGE, PURPLE, VERMILION
 
 OUT = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/tutorials")
 LOSSES = 10

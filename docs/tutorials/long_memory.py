@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import adaptive_tbptt as at
-from adaptive_tbptt.diagnosis.figures import BLUE, ORANGE, PURPLE, VERMILION
+from adaptive_tbptt.diagnosis.palette import BLUE, ORANGE, PURPLE, VERMILION
 
 OUT = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/tutorials")
 COLOURS, STYLES = (ORANGE, BLUE, PURPLE, VERMILION), (":", "--", "-.", "-")

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import adaptive_tbptt as at
-from adaptive_tbptt.diagnosis.figures import BLUE, ORANGE
+from adaptive_tbptt.diagnosis.palette import BLUE, ORANGE
 
 OUT = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/tutorials")
 text = Path(sys.argv[2]).read_text() if len(sys.argv) > 2 else "\n".join(topics.values())

@@ -17,8 +17,6 @@ from .cli_errors import errors_as_sentences, set_up
 __all__ = ["app"]
 
 _out = Console()
-
-
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -27,8 +25,6 @@ app = typer.Typer(
     epilog="Examples: `atbptt diagnose mymodule:factory`, `atbptt check-bias runs/copy-delta-0.1`, "
     "`atbptt report runs/copy-delta-0.1`",
 )
-
-
 Target = Annotated[
     str,
     typer.Argument(

@@ -21,8 +21,6 @@ from .train.interrupt import termination_as_interrupt
 __all__ = ["ERR", "errors_as_sentences", "set_up"]
 
 _debug: ContextVar[bool] = ContextVar("debug", default=False)
-
-
 ERR = Console(stderr=True)
 
 
@@ -38,14 +36,10 @@ def set_up(debug: bool = False) -> None:
 def errors_as_sentences(
     command: Callable[..., Any], *, interrupted: str = "interrupted"
 ) -> Callable[..., Any]:
-    """Turn the errors of a command into sentences, and its exit code into the kind of error.
+    """Make a command show its errors as sentences.
 
-    The exit code is 2 for wrong use, 1 for trouble on the way, 130 if the command was stopped by
-    Ctrl-C or SIGTERM.
-
-    Args:
-        command: the function behind a command.
-        interrupted: what to say when the command was stopped.
+    It exits with 2 after wrong use, 1 after any other error, and 130 after Ctrl-C or SIGTERM; then
+    it says `interrupted`.
     """
 
     @functools.wraps(command)
@@ -60,14 +54,13 @@ def errors_as_sentences(
             _fail(error, 2)
         except (TrainingError, CheckpointError, OSError, RuntimeError) as error:
             _fail(error, 1)
-        except Exception as error:  # one that nobody expected
+        except Exception as error:  # unexpected: name its class
             _fail(error, 1, f"{type(error).__name__}, --debug shows where: ")
 
     return wrapped
 
 
 def _show_warning(message: Any, *_: Any, **__: Any) -> None:
-    """Stand in for `warnings.showwarning`."""
     ERR.print(f"note: {message}", highlight=False, markup=False)
 
 

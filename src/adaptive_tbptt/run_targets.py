@@ -6,13 +6,9 @@ one. The package that made it can. Such a package registers a function in its `p
     [project.entry-points."adaptive_tbptt.run_folders"]
     mine = "my_package.runs:open_run"
 
-`open_run(folder)` is called with the path of a folder. It returns
-
-- a `RunTarget`, if the folder is a run of the package;
-- None, if it is not: then the next package is asked.
-
-It raises ValueError with a sentence if the run is its own but cannot be used. `atbptt` shows the
-sentence to the user.
+`open_run(folder)` takes the path of a folder. It returns a `RunTarget` if the folder is a run of
+its package. Otherwise it returns None, and `atbptt` asks the next package. If the run is its own
+but cannot be used, it raises ValueError with a sentence for the user.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -29,18 +25,14 @@ from typing import Any, Self
 from torch import nn
 
 from . import defaults
-from .data import SequenceStream, Stream
+from .data import Stream
+from .diagnosis.sampling import as_stream
 from .model import LossFn, Recurrent, as_recurrent
-from .truncate import PaperGauge, ReleaseGauge
-from .truncate.gauges import StateGauge
+from .truncate import PaperGauge, ReleaseGauge, StateGauge
 
 __all__ = ["RUN_FOLDERS", "RunTarget", "open_run_folder", "open_target"]
 
 RUN_FOLDERS = "adaptive_tbptt.run_folders"  # the group of entry points
-
-
-def _all_gauges() -> dict[str, StateGauge]:
-    return {"paper": PaperGauge(), "release": ReleaseGauge()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +69,9 @@ class RunTarget:
     burn_in: int = defaults.BURN_IN
     k_min: int = defaults.K_MIN
     k_max: int | None = None
-    gauges: Mapping[str, StateGauge] = field(default_factory=_all_gauges)
+    gauges: Mapping[str, StateGauge] = field(
+        default_factory=lambda: {"paper": PaperGauge(), "release": ReleaseGauge()}
+    )
     seed: int = 0
     epoch: int | None = None
     folder: Path | None = None
@@ -110,22 +104,21 @@ def open_target(target: str) -> RunTarget:
     targets)`, laid out as the model takes it.
     """
     folder = Path(target)
+    if folder.is_dir():
+        return open_run_folder(folder)
     if ":" in target and not folder.exists():
         return _call_factory(target)
-    if not folder.is_dir():
-        raise ValueError(
-            f"{target} is neither a run folder nor module:factory, such as runs/copy-delta-0.1 "
-            "or mymodule:make"
-        )
-    return open_run_folder(folder)
+    raise ValueError(
+        f"{target} is neither a run folder nor module:factory, such as runs/copy-delta-0.1 "
+        "or mymodule:make"
+    )
 
 
 def open_run_folder(folder: Path) -> RunTarget:
     """Ask the installed packages for a run folder; see the module's docstring for the protocol."""
     asked = []
     for entry in entry_points(group=RUN_FOLDERS):
-        open_run: Callable[[Path], RunTarget | None] = entry.load()
-        found = open_run(folder)
+        found: RunTarget | None = entry.load()(folder)
         if found is not None:
             return found
         asked.append(entry.name if entry.dist is None else entry.dist.name)
@@ -147,11 +140,5 @@ def _call_factory(target: str) -> RunTarget:
     if not isinstance(made, tuple) or len(made) != 3:
         raise ValueError(f"{target} must return (model, loss_fn, stream)")
     model, loss_fn, stream = made
-    if not isinstance(stream, Stream | tuple | list):
-        raise ValueError(
-            f"the stream of {target} must be a SequenceStream, a ChunkStream or a pair (inputs, "
-            f"targets), got {type(stream).__name__}"
-        )
-    if not isinstance(stream, Stream):
-        stream = SequenceStream(*stream, batch_first=as_recurrent(model).batch_first)
-    return RunTarget(model=model, loss_fn=loss_fn, streams={"data": stream})
+    streams = {"data": as_stream(stream, as_recurrent(model))}
+    return RunTarget(model=model, loss_fn=loss_fn, streams=streams)

@@ -133,8 +133,6 @@ def test_measuring_and_catching_up_compile_nothing():
     model = torch.compile(Parts(), backend=graphs)
     x, y = data()
     at.probe(model, F.mse_loss, x[:20], y[:20], burn_in=3)
-    sampling = at.diagnosis.Sampling(samples=8)
-    at.diagnosis.diagnose_decay(model, F.mse_loss, (x, y), lags=20, sampling=sampling)
     at.diagnose(model, F.mse_loss, (x, y), losses=5, lags=20, segments=10)
     tbptt = at.AdaptiveTBPTT(model, F.mse_loss, at.FixedTruncation(6))
     windows = iter(tbptt.windows(at.SequenceStream(x, y)))

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import adaptive_tbptt as at
-from adaptive_tbptt.diagnosis import model_diagnosis
-from adaptive_tbptt.diagnosis.model_diagnosis import Diagnosis, Row, recommend
+from adaptive_tbptt.diagnosis import Diagnosis, Row, two_stages
+from adaptive_tbptt.diagnosis.recommendation import recommend
 from adaptive_tbptt.estimate import LevelCurve
 
 ROWS = 8
@@ -197,7 +197,7 @@ class TestBudget:
     def test_time_is_not_spent_where_the_answer_is_precise(self):
         constant = torch.ones(200, 2, 3), torch.zeros(200, 2, 6)
         found = diagnose(stream=constant, segments=None, seconds=30.0)
-        assert found.curve.samples == 4 * model_diagnosis.PILOT * 5 * 2
+        assert found.curve.samples == 4 * two_stages.PILOT * 5 * 2
         assert found.seconds < 20
 
     def test_too_few_segments_are_refused(self):
@@ -209,7 +209,7 @@ class TestBudget:
     def test_progress_is_shown_on_a_terminal_after_two_seconds(self, monkeypatch, capsys):
         clock = iter(range(10_000))
         slow = SimpleNamespace(**{**vars(time), "monotonic": lambda: float(next(clock))})
-        monkeypatch.setattr(model_diagnosis, "time", slow)
+        monkeypatch.setattr(two_stages, "time", slow)
         monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
         diagnose(show=True)
         told = capsys.readouterr().err
@@ -250,7 +250,7 @@ class TestBadInput:
         first = next(
             i for i, part in enumerate(parts) if getattr(part, where)[-used:].isnan().any()
         )
-        assert first >= model_diagnosis.PILOT  # a later stage counts on
+        assert first >= two_stages.PILOT  # a later stage counts on
         with pytest.raises(ValueError, match=rf"of segment {first}\b.* NaN or infinite"):
             diagnose(stream=stream, segments=400)
 

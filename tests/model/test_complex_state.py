@@ -86,20 +86,6 @@ def test_norms_are_those_of_the_closed_form():
     assert profile.state_norms == pytest.approx(norms.numpy(), rel=1e-6)
 
 
-def test_stability_and_k_are_those_of_pairs():
-    x, y, _ = data(400)
-
-    def measure(model):
-        return at.diagnosis.diagnose_decay(
-            model, nn.functional.mse_loss, (x, y), lags=50,
-            sampling=at.diagnosis.Sampling(samples=12),
-        )  # fmt: skip
-
-    ours, theirs = both(measure)
-    assert [d.k for d in ours.decisions] == [d.k for d in theirs.decisions]
-    assert ours.stability.jacobian_norm == pytest.approx(theirs.stability.jacobian_norm, rel=1e-4)
-
-
 def test_windows_have_the_gradient_of_autograd_and_go_on_after_a_checkpoint():
     x, y, resets = data()
 

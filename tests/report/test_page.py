@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from adaptive_tbptt.estimate import LagProfile
-from adaptive_tbptt.report.charts import bias_chart, loss_chart, style, truncation_chart
-from adaptive_tbptt.report.curves import Curve, estimate_curve, truncation_curve
+from adaptive_tbptt.report.charts import style
+from adaptive_tbptt.report.curves import Curve, curve_of, truncation_curve
 from adaptive_tbptt.report.decay_chart import decay_chart
 from adaptive_tbptt.report.page import write_run_report
 from adaptive_tbptt.report.read import read_run, read_runs
 from adaptive_tbptt.report.tables import differences
+from adaptive_tbptt.report.training_charts import bias_chart, loss_chart, truncation_chart
 
 from ..command_line import call
 
@@ -131,7 +132,7 @@ def test_a_name_cannot_break_the_page(tmp_path):
 def test_curves_place_estimates_between_epochs(tmp_path):
     run = run_of(tmp_path / "run", epochs=4)
     run.probes[0]["step"] = 150
-    curve = estimate_curve(run, "beta")
+    curve = curve_of(run, run.estimates, "beta")
     assert curve.epoch.tolist() == [1.5, 2.0, 3.0]
     assert curve.seconds.tolist() == [3.0, 4.0, 6.0]
     k = truncation_curve(run)
@@ -182,8 +183,8 @@ def test_what_a_run_lacks_gets_a_sentence_and_no_chart(tmp_path):
 def test_repeats_stand_in_for_estimates_where_k_was_fixed(tmp_path):
     run = run_of(tmp_path / "run", delta=None)
     run.epochs[2]["repeats"] = {"k": [], "beta": [0.5, 0.7], "relative_bias": [0.2, None]}
-    assert estimate_curve(run, "beta").y.tolist() == pytest.approx([0.6])
-    assert estimate_curve(run, "relative_bias").y.tolist() == [0.2]
+    assert curve_of(run, run.estimates, "beta").y.tolist() == pytest.approx([0.6])
+    assert curve_of(run, run.estimates, "relative_bias").y.tolist() == [0.2]
 
 
 def test_measured_biases_are_drawn_with_their_intervals(tmp_path):

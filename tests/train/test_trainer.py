@@ -136,10 +136,8 @@ def test_a_wrapped_model_says_how_it_is_laid_out():
     plain.load_state_dict(model.gru.state_dict())
     expected = at.evaluate(plain, F.mse_loss, stream)
     assert at.evaluate(model, F.mse_loss, stream, batch_first=True) == pytest.approx(expected)
-    report = at.diagnosis.diagnose_decay(
-        recurrent, F.mse_loss, stream, lags=20, sampling=at.diagnosis.Sampling(burn_in=2, samples=4)
-    )
-    assert report.profile.lags == 20
+    (found,) = at.check_bias(recurrent, F.mse_loss, stream, 5, lags=20, burn_in=2)
+    assert found.lags == 20
 
 
 def test_patience_and_time_end_a_run():

@@ -1,6 +1,7 @@
 """Long sequences as the library sees them: nests of tensors, segments, streams."""
 
 from .chunks import ChunkStream
+from .nest import leaves, map_leaves
 from .stream import Segment, SequenceStream, Stream
 
 __all__ = [
@@ -8,4 +9,6 @@ __all__ = [
     "Segment",
     "SequenceStream",
     "Stream",
+    "leaves",
+    "map_leaves",
 ]

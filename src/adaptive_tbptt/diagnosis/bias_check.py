@@ -1,4 +1,4 @@
-"""Is the promise kept? The relative bias at a given K, measured on data of your choice."""
+"""Was delta kept? The relative bias at a given K, measured on data of your choice."""
 
 from __future__ import annotations
 
@@ -14,20 +14,17 @@ from .. import defaults
 from ..data.nest import Nest
 from ..data.stream import Stream
 from ..estimate.level_bias import LevelCurve, level_bias
-from ..estimate.unbiased_norms import groups_needed
 from ..measure.sampling import LevelRequest
 from ..model.objective import CountLosses, Objective
 from ..model.recurrent import LossFn, Recurrent
-from .sampling import Sampling, as_stream
+from .sampling import GROUPS, SIZE, Sampling, as_stream
 
 Verdict = Literal["kept", "broken", "not resolved"]
-GROUPS = 32  # more groups narrow an interval's own error, and cost memory
-SIZE = 2**16  # numbers kept per level and group; models with more parameters are sketched
 
 
 @dataclass(frozen=True)
 class BiasCheck:
-    """What the relative bias at k really is.
+    """The measured relative bias of truncating at k.
 
     Attributes:
         k: truncation length that was checked.
@@ -80,15 +77,15 @@ def check_bias(
 ) -> list[BiasCheck]:
     """Measure the relative bias of truncating at k on random segments.
 
-    The measurement is that of `diagnose` and `MeasuredGauge`; fresh data are what makes it a check.
+    `diagnose` and `MeasuredGauge` measure in the same way. Give data that K was not chosen on.
 
     Args:
         model: any recurrent module, at the parameters and in the mode to be checked.
         loss_fn: `loss_fn(outputs, targets)`, a mean over time and batch.
         data: a stream, or a pair `(inputs, targets)` laid out as the model takes it.
         k: truncation length, or several.
-        losses: K2, losses per window: 1 checks the gradient truncated at K that the theory speaks
-            of, K that of the paper's training windows.
+        losses: K2, losses per window. 1 checks single losses, as the theory does; K checks the
+            paper's training windows.
         lags: lags of the gradient to compare with; well above k.
         segments: random segments; more narrow the interval.
         burn_in: steps that warm up the state.
@@ -109,12 +106,9 @@ def check_bias(
     for one in ks:
         if not 0 <= one < lags:
             raise ValueError(f"k must be in [0, {lags - 1}], below the lags, got {one}")
-    curve = measure_levels(
-        objective,
-        stream,
-        LevelRequest(tuple(sorted({0, *ks, lags})), losses, segments, GROUPS, SIZE),
-        Sampling(burn_in=burn_in, level=level, seed=seed),
-    )
+    how = Sampling(burn_in=burn_in, level=level, seed=seed)
+    contexts = tuple(sorted({0, *ks, lags}))
+    curve = measure_levels(objective, stream, contexts, losses, segments, how)
     return [check_of(curve, one) for one in ks]
 
 
@@ -127,16 +121,15 @@ def check_of(curve: LevelCurve, k: int) -> BiasCheck:
 
 
 def measure_levels(
-    objective: Objective, stream: Stream, request: LevelRequest, how: Sampling
+    objective: Objective,
+    stream: Stream,
+    contexts: tuple[int, ...],
+    losses: int,
+    segments: int,
+    how: Sampling,
 ) -> LevelCurve:
-    """Measure the bias of every context of a request."""
-    if not 0.0 < how.level < 1.0:
-        raise ValueError(f"level must be in (0, 1), got {how.level}")
-    needed = groups_needed(how.level)
-    if request.segments < needed:
-        raise ValueError(
-            f"it takes at least {needed} segments to tell a gradient from noise at level "
-            f"{how.level:g}, got {request.segments}"
-        )
+    """Measure the bias of every context on that many random segments."""
+    how.require(segments)
+    request = LevelRequest(contexts, losses, segments, GROUPS, SIZE)
     sums, _ = request.measure(how.source(objective, stream))
     return level_bias(sums, how.level)

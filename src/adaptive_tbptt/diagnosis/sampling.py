@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,9 +10,13 @@ import torch
 from .. import defaults
 from ..data.nest import Nest
 from ..data.stream import SequenceStream, Stream
+from ..estimate.unbiased_norms import groups_needed
 from ..measure.sampling import Source
 from ..model.objective import Objective
 from ..model.recurrent import Recurrent
+
+GROUPS = 32  # more groups narrow an interval's own error, and cost memory
+SIZE = 2**16  # numbers kept per level and group; models with more parameters are sketched
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,19 @@ class Sampling:
     level: float = defaults.LEVEL
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if not 0.0 < self.level < 1.0:
+            raise ValueError(f"level must be in (0, 1), got {self.level}")
+
+    def require(self, segments: int | None) -> None:
+        """Refuse fewer segments than it takes to tell a gradient from noise."""
+        needed = groups_needed(self.level)
+        if segments is not None and segments < needed:
+            raise ValueError(
+                f"it takes at least {needed} segments to tell a gradient from noise at level "
+                f"{self.level:g}, got {segments}"
+            )
+
     def source(self, objective: Objective, stream: Stream) -> Source:
         """Return where measurements come from."""
         return Source(
@@ -44,7 +62,7 @@ class Sampling:
         )
 
 
-def as_stream(data: Stream | tuple[Nest, Nest], recurrent: Recurrent) -> Stream:
+def as_stream(data: Stream | Sequence[Nest], recurrent: Recurrent) -> Stream:
     """Return a stream; a pair `(inputs, targets)` is laid out as the model takes it."""
     if isinstance(data, Stream):
         return data

@@ -1,12 +1,10 @@
 """From measurements to a truncation length, on arrays alone: nothing here imports torch."""
 
-from . import theory
 from .bias import BiasCurve, bias_bound
 from .decay import DecayFit, fit_decay
 from .lag_profile import LagProfile
 from .level_bias import LevelCurve
 from .level_sums import LevelSums, levels_up_to
-from .resampling import Uncertainty, bootstrap
 from .truncation import Curve, Limits, Outcome, TruncationDecision, choose_truncation
 
 __all__ = [
@@ -19,11 +17,8 @@ __all__ = [
     "Limits",
     "Outcome",
     "TruncationDecision",
-    "Uncertainty",
     "bias_bound",
-    "bootstrap",
     "choose_truncation",
     "fit_decay",
     "levels_up_to",
-    "theory",
 ]

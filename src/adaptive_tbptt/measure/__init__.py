@@ -1,5 +1,6 @@
 """From a model and data to what an estimate needs: lag profiles, and gradients by level."""
 
+from .._torch.preserve_model import measuring
 from .lag_probe import probe
 from .levels import LevelGradients, level_gradients
 from .plan import ProbeSettings
@@ -14,5 +15,6 @@ __all__ = [
     "Request",
     "Source",
     "level_gradients",
+    "measuring",
     "probe",
 ]

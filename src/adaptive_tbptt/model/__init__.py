@@ -3,6 +3,7 @@
 from .checks import Finding, check
 from .objective import CountLosses, Objective
 from .recurrent import LossFn, Recurrent, as_recurrent
+from .running import advance
 
 __all__ = [
     "CountLosses",
@@ -10,6 +11,7 @@ __all__ = [
     "LossFn",
     "Objective",
     "Recurrent",
+    "advance",
     "as_recurrent",
     "check",
 ]

@@ -1,4 +1,4 @@
-"""The bias that was asked for against the bias that was had, a line for each run."""
+"""The bias that you asked for against the estimated and the measured bias, a line for each run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .charts import BIAS_AXIS, Chart, Figure, axis, figure, short, style
-from .curves import Array, Curve, check_curve, estimate_curve, numbers
+from .charts import BIAS_AXIS, EDGE, Chart, Figure, axis, error_bars, figure, finite, short, style
+from .curves import Array, Curve, curve_of
 from .read import Run
 
 
@@ -17,8 +17,8 @@ def asked_chart(runs: Sequence[Run]) -> Chart:
     drawn: list[Run] = []
     says = []
     for i, run in enumerate(runs):
-        estimated = estimate_curve(run, "relative_bias")
-        measured = check_curve(run, "measured")
+        estimated = curve_of(run, run.estimates, "relative_bias")
+        measured = curve_of(run, run.checks, "measured")
         if estimated.exists or measured.exists:
             traces += _row(i, len(drawn), run, estimated, measured)
             drawn.append(run)
@@ -36,23 +36,19 @@ def asked_chart(runs: Sequence[Run]) -> Chart:
 def _row(i: int, row: int, run: Run, estimated: Curve, measured: Curve) -> list[Figure]:
     """Return the traces of one line: estimates above it, measured values below it."""
     colour, symbol = style(i)["marker"]["color"], style(i)["marker"]["symbol"]
-    edge = {"color": "#000000", "width": 1}
     traces: list[Figure] = []
     above = row - 0.15 if measured.exists else row
     if estimated.exists:
-        values = estimated.thinned().y
-        seen = values[np.isfinite(values)]
+        seen = finite(estimated.thinned().y)
         dots = {"color": colour, "symbol": f"{symbol}-open", "size": 8, "opacity": 0.6}
         traces.append(_points(i, "estimated bounds", seen, above, marker=dots))
         middle = np.array([np.nanmedian(estimated.y)])
-        big = {"color": colour, "symbol": symbol, "size": 14, "line": edge}
+        big = {"color": colour, "symbol": symbol, "size": 14, "line": EDGE}
         traces.append(_points(i, "their median", middle, above, marker=big))
     if measured.exists:
-        low, high = numbers(run.checks, "low"), numbers(run.checks, "high")
-        bars = {"array": short(high - measured.y), "arrayminus": short(measured.y - low)}
-        mark = {"color": "#FFFFFF", "symbol": "star", "size": 11, "line": edge}
+        mark = {"color": "#FFFFFF", "symbol": "star", "size": 11, "line": EDGE}
         made = _points(i, "measured, with interval", measured.y, row + 0.15, marker=mark)
-        made["error_x"] = {"type": "data", "symmetric": False, "color": "#000000", **bars}
+        made["error_x"] = {"color": "#000000", **error_bars(run)}
         traces.append(made)
     if run.delta is not None:
         mark = {"symbol": "line-ns-open", "size": 44, "color": "#000000", "line": {"width": 3}}
@@ -71,7 +67,7 @@ def _verdict(run: Run, estimated: Array, measured: Array) -> str:
     for what, values in (("estimates", estimated), ("measurements", measured)):
         if not len(values):
             continue
-        seen = values[np.isfinite(values)]
+        seen = finite(values)
         middle = f"median {np.median(seen):.3g}" if len(seen) else "none with a bound"
         if run.delta is None:
             parts.append(f"{len(values)} {what}, {middle}")

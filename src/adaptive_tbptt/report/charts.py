@@ -1,4 +1,7 @@
-"""Charts of the report as Plotly figures, plain dicts: what runs did over epochs and over time."""
+"""What all charts of the report share: Plotly figures as plain dicts, their style, their legend.
+
+Legends stand in HTML outside the charts. Plotly's own covers the curves where it has many entries.
+"""
 
 from __future__ import annotations
 
@@ -9,42 +12,38 @@ from typing import Any
 import numpy as np
 
 from ..diagnosis.palette import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
-from ..train import files
-from .curves import (
-    Array,
-    Curve,
-    check_curve,
-    epoch_curve,
-    estimate_curve,
-    numbers,
-    truncation_curve,
-)
+from ..train.files import short_number
+from .curves import Curve, numbers
 from .read import Run
 
 Figure = dict[str, Any]
-
+BIAS_AXIS = "relative bias (fraction)"  # of the norm of the gradient; phones cut longer titles
+MARKED = 80  # arbitrary: curves with more points have no markers, which would hide the line
+EDGE = {"color": "#000000", "width": 1}
 
 # Seven colours, six dashes: the first 42 runs differ in the pair, the first six in each of them.
 COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, "#000000", SKY)
-
-
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-
-
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
-
-
-LOSS_UNITS = {
-    "copy": "nats per symbol",
-    "language": "nats per token",
-    "point-process": "nats per event",
+# Plotly's names for dashes and markers, with how SVG draws them in a legend: `stroke-dasharray`,
+# and paths around (0, 0). The first six of each are those of runs.
+DASHES = {
+    "solid": "none",
+    "dash": "8 5",
+    "dot": "2 4",
+    "dashdot": "8 4 2 4",
+    "longdash": "14 4",
+    "longdashdot": "14 4 2 4",
+    "2px,4px": "2 4",
 }
-
-
-MARKED = 80  # arbitrary: curves with more points have no markers, which would hide the line
-
-
-BIAS_AXIS = "relative bias (fraction)"  # of the norm of the gradient; phones cut longer titles
+SYMBOLS = {
+    "circle": "M-5,0A5,5 0 1 1 5,0A5,5 0 1 1 -5,0Z",
+    "square": "M-4.5,-4.5H4.5V4.5H-4.5Z",
+    "diamond": "M0,-6L6,0L0,6L-6,0Z",
+    "triangle-up": "M0,-6L5.5,4H-5.5Z",
+    "cross": "M-2,-6H2V-2H6V2H2V6H-2V2H-6V-2H-2Z",
+    "x": "M-5,-3L-3,-5L0,-2L3,-5L5,-3L2,0L5,3L3,5L0,2L-3,5L-5,3L-2,0Z",
+    "star": "M0,-6L1.6,-2L6,-1.8L2.6,1L3.8,5.2L0,2.8L-3.8,5.2L-2.6,1L-6,-1.8L-1.6,-2Z",
+    "line-ns": "M0,-7V7",
+}
 
 
 @dataclass(frozen=True)
@@ -66,16 +65,16 @@ class Chart:
 
 def style(i: int) -> dict[str, Any]:
     """Return colour, dash and marker of the i-th run."""
-    colour, symbol = COLOURS[i % len(COLOURS)], SYMBOLS[i % len(SYMBOLS)]
+    colour = COLOURS[i % len(COLOURS)]
     return {
-        "line": {"color": colour, "dash": DASHES[i % len(DASHES)], "width": 2},
-        "marker": {"color": colour, "symbol": symbol, "size": 6},
+        "line": {"color": colour, "dash": list(DASHES)[i % 6], "width": 2},
+        "marker": {"color": colour, "symbol": list(SYMBOLS)[i % 6], "size": 6},
     }
 
 
 def short(values: Iterable[float]) -> list[float | None]:
     """Return numbers in five digits, null for those that are not finite."""
-    return [files.short_number(float(v)) for v in values]
+    return [short_number(float(v)) for v in values]
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
@@ -99,98 +98,41 @@ def trace(i: int, curve: Curve, name: str, **more: Any) -> Figure:
     return {**made, **style(i), **more}
 
 
-def loss_chart(runs: Sequence[Run]) -> Chart:
-    """Training and validation loss."""
-    traces, says, seen = [], [], []
-    for i, run in enumerate(runs):
-        train, valid = epoch_curve(run, "train_loss"), epoch_curve(run, "valid_loss")
-        thin = {**style(i)["line"], "width": 1.2}
-        traces.append(trace(i, train, _name(runs, run, "training"), mode="lines", line=thin))
-        seen += [*train.y, *valid.y]
-        sentence = f"{run.name}: training loss from {train.y[0]:.4g} to {train.y[-1]:.4g}"
-        if valid.exists:
-            traces.append(trace(i, valid, _name(runs, run, "validation")))
-            best = int(np.nanargmin(valid.y))
-            sentence += f"; lowest validation loss {valid.y[best]:.4g}, epoch {valid.epoch[best]:g}"
-        says.append(f"{sentence}.")
-    units = {LOSS_UNITS.get(run.config.get("task", ""), "unit of the loss") for run in runs}
-    y = axis(f"loss ({', '.join(sorted(units))})", **_scale(np.array(seen)))
-    return Chart("loss", "Loss", figure(traces, axis(""), y), says)
-
-
-def truncation_chart(runs: Sequence[Run]) -> Chart:
-    """K in use."""
-    traces, says = [], []
-    for i, run in enumerate(runs):
-        curve = truncation_curve(run)
-        steps = {**style(i)["line"], "shape": "hv"}
-        traces.append(trace(i, curve, _name(runs, run, "K"), mode="lines", line=steps))
-        low, high = curve.y.min(), curve.y.max()
-        spread = f"between {low:g} and {high:g}, at the end {curve.y[-1]:g}"
-        says.append(f"{run.name}: K {f'fixed at {low:g}' if low == high else spread}.")
-    y = axis("K (steps)", rangemode="tozero")
-    return Chart("k", "Truncation length K", figure(traces, axis(""), y), says)
-
-
-def beta_chart(runs: Sequence[Run]) -> Chart:
-    """Estimated decay rate."""
-    traces, says = [], []
-    for i, run in enumerate(runs):
-        curve = estimate_curve(run, "beta")
-        if curve.exists:
-            traces.append(trace(i, curve, _name(runs, run, "beta")))
-        says.append(f"{run.name}: {_spread(curve.y, 'beta')}.")
-    y = axis("beta (factor per step)")
-    return Chart("beta", "Decay rate beta", figure(traces, axis(""), y) if traces else None, says)
-
-
-def bias_chart(runs: Sequence[Run]) -> Chart:
-    """Relative bias: asked, estimated, and measured where it was checked."""
-    traces, says, seen = [], [], []
-    for i, run in enumerate(runs):
-        curve = estimate_curve(run, "relative_bias")
-        if curve.exists:
-            traces.append(trace(i, curve, _name(runs, run, "estimated bound")))
-        if run.delta is not None:
-            epoch, seconds = run.epochs[-1]["epoch"], run.epochs[-1]["seconds"]
-            ends = Curve(*(np.array(v) for v in ([0.0, epoch], [0.0, seconds], 2 * [run.delta])))
-            thin = {"color": style(i)["line"]["color"], "dash": "2px,4px", "width": 2}
-            name = _name(runs, run, f"asked: delta = {run.delta:g}")
-            traces.append(trace(i, ends, name, mode="lines", line=thin))
-        measured = check_curve(run, "measured")
-        if measured.exists:
-            traces.append(_measured(i, run, measured, _name(runs, run, "measured")))
-        seen += [*curve.y, *measured.y, run.delta or np.nan]
-        missing = int((~np.isfinite(curve.y)).sum()) if curve.exists else 0
-        gap = f"; no bound in {missing} of {len(curve.y)} estimates" if missing else ""
-        says.append(f"{run.name}: {_spread(curve.y, 'estimated bound')}{gap}.")
-    drawn = figure(traces, axis(""), axis(BIAS_AXIS, **_scale(np.array(seen), zero=True)))
-    return Chart("bias", "Relative bias of the gradient", drawn if traces else None, says)
-
-
-def _measured(i: int, run: Run, curve: Curve, name: str) -> Figure:
-    """Return measured biases with their intervals; there are few, so none is left out."""
-    low, high = numbers(run.checks, "low"), numbers(run.checks, "high")
-    bars = {"array": short(high - curve.y), "arrayminus": short(curve.y - low), "symmetric": False}
-    marker = {**style(i)["marker"], "size": 9, "line": {"color": "#000000", "width": 1}}
-    made = trace(i, curve, name, mode="markers", marker=marker)
-    return {**made, "error_y": {"type": "data", "thickness": 1.5, **bars}}
-
-
-def _name(runs: Sequence[Run], run: Run, what: str) -> str:
+def name_of(runs: Sequence[Run], run: Run, what: str) -> str:
+    """Return what a legend calls a curve: with its run, where there are several."""
     return what if len(runs) == 1 else f"{run.name}: {what}"
 
 
-def _spread(values: Array, what: str) -> str:
-    seen = values[np.isfinite(values)]
-    if not len(seen):
-        return f"no {what}, K was not estimated" if not len(values) else f"no {what}"
-    return f"{what} between {seen.min():.3g} and {seen.max():.3g}, median {np.median(seen):.3g}"
+def error_bars(run: Run) -> Figure:
+    """Return the intervals of the checks of a run, as bars on either side."""
+    low, middle, high = (numbers(run.checks, key) for key in ("low", "measured", "high"))
+    bars = {"array": short(high - middle), "arrayminus": short(middle - low)}
+    return {"type": "data", "symmetric": False, **bars}
 
 
-def _scale(values: Array, zero: bool = False) -> dict[str, Any]:
-    """Return a logarithmic scale where a linear one would hide the small values."""
-    seen = values[np.isfinite(values)]
-    if len(seen) and seen.min() > 0.0 and seen.max() > 20.0 * seen.min():  # 20 is arbitrary
-        return {"type": "log", "dtick": 1 if seen.max() > 100.0 * seen.min() else "D2"}
-    return {"rangemode": "tozero"} if zero else {}
+def finite(values: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Return the values that are neither NaN nor infinite."""
+    every = np.asarray(values, dtype=np.float64)
+    return every[np.isfinite(every)]
+
+
+def legend(figure: Figure) -> list[dict[str, Any]]:
+    """Return the entries of a legend: names, with lines and markers as in the figure.
+
+    `line` is colour, dashes and width, `marker` path, fill and edge; None where there is none.
+    """
+    entries: dict[str, dict[str, Any]] = {}
+    for trace in figure["data"]:
+        line = marker = None
+        if "lines" in trace["mode"]:
+            drawn = trace["line"]
+            line = (drawn["color"], DASHES[drawn.get("dash", "solid")], drawn["width"])
+        if "markers" in trace["mode"]:
+            drawn = trace["marker"]
+            symbol, colour = drawn["symbol"], drawn["color"]
+            hollow = symbol.endswith("-open")
+            edge = colour if hollow else drawn.get("line", {}).get("color", colour)
+            path = SYMBOLS[symbol.removesuffix("-open")]
+            marker = (path, "none" if hollow else colour, edge)
+        entries.setdefault(trace["name"], {"name": trace["name"], "line": line, "marker": marker})
+    return list(entries.values())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,19 +11,17 @@ from numpy.typing import NDArray
 from .read import Row, Run
 
 Array = NDArray[np.float64]
-
-
 MOST_POINTS = 1000  # arbitrary: about as many as a wide chart has pixels
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A number at moments of a run, NaN where it has none.
+    """A number at moments of a run, NaN where it has none; every array is `(points,)`.
 
     Attributes:
-        epoch: `(points,)`, passes over the training data when it was noted.
-        seconds: `(points,)`, training time by then.
-        y: `(points,)`.
+        epoch: passes over the training data by then.
+        seconds: training time by then.
+        y: the number.
     """
 
     epoch: Array
@@ -37,10 +34,7 @@ class Curve:
         return bool(np.isfinite(self.y).any())
 
     def thinned(self, most: int = MOST_POINTS) -> Curve:
-        """Return the curve with at most `most` points, every peak among them.
-
-        They are the lowest and the highest of each stretch, and both ends.
-        """
+        """Return at most `most` points: both ends, lowest and highest of each stretch."""
         if len(self.y) <= most:
             return self
         kept = {0, len(self.y) - 1}
@@ -52,14 +46,17 @@ class Curve:
         return Curve(self.epoch[index], self.seconds[index], self.y[index])
 
 
-def epoch_curve(run: Run, key: str) -> Curve:
-    """Return what the rows of epochs have under a key."""
-    return _curve(run, run.epochs, key)
+def curve_of(run: Run, rows: Sequence[Row], key: str) -> Curve:
+    """Return what rows of a run have under a key.
 
-
-def estimate_curve(run: Run, key: str) -> Curve:
-    """Return what the estimates have under a key."""
-    return _curve(run, run.estimates, key)
+    Rows count data steps; the rows of epochs say which epoch and how much time that is.
+    """
+    steps, ends = numbers(rows, "step"), [0.0, *numbers(run.epochs, "step")]
+    return Curve(
+        epoch=np.interp(steps, ends, [0.0, *numbers(run.epochs, "epoch")]),
+        seconds=np.interp(steps, ends, [0.0, *numbers(run.epochs, "seconds")]),
+        y=numbers(rows, key),
+    )
 
 
 def truncation_curve(run: Run) -> Curve:
@@ -67,28 +64,9 @@ def truncation_curve(run: Run) -> Curve:
     rows = sorted([*run.epochs, *run.probes], key=lambda row: row["step"])
     if rows[0].get("event") == "epoch":  # no estimate before: it was in use from the start
         rows = [{"step": 0, "k": rows[0]["k"]}, *rows]
-    return _curve(run, rows, "k")
-
-
-def check_curve(run: Run, key: str) -> Curve:
-    """Return what the checks of the bias have under a key."""
-    epoch = numbers(run.checks, "epoch")
-    ends = numbers(run.epochs, "epoch")
-    seconds = np.interp(epoch, [0.0, *ends], [0.0, *numbers(run.epochs, "seconds")])
-    return Curve(epoch, seconds, numbers(run.checks, key))
+    return curve_of(run, rows, "k")
 
 
 def numbers(rows: Sequence[Row], key: str) -> Array:
     """Return a column of rows, NaN for what is missing."""
-    values: list[Any] = [row.get(key) for row in rows]
-    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-
-
-def _curve(run: Run, rows: Sequence[Row], key: str) -> Curve:
-    # Rows count data steps; the rows of epochs say which epoch and how much time that is.
-    steps, ends = numbers(rows, "step"), [0.0, *numbers(run.epochs, "step")]
-    return Curve(
-        epoch=np.interp(steps, ends, [0.0, *numbers(run.epochs, "epoch")]),
-        seconds=np.interp(steps, ends, [0.0, *numbers(run.epochs, "seconds")]),
-        y=numbers(rows, key),
-    )
+    return np.array([row.get(key) for row in rows], dtype=np.float64)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from .charts import Chart, Figure, axis, figure, short, style
-from .curves import Array, estimate_curve, numbers
+from .charts import Chart, Figure, axis, figure, name_of, short, style
+from .curves import Array, curve_of
 from .read import Row, Run
 
 MOST_FRAMES = 60  # of each run; arbitrary: a slider on a phone has few more positions
@@ -21,37 +21,34 @@ def decay_chart(runs: Sequence[Run]) -> tuple[Chart, dict[str, Any] | None]:
     shows its last frame up to that epoch. A frame has `epoch`, `says`, and `curves`: x and y of the
     measured norms, of the fitted decay, and of the point at K.
     """
+    title = "Decay of the gradient with the lag"
     frames = [_frames(run) for run in runs]
     says = [
         f"{run.name}: {own[-1]['says'] if own else _why_not(run)}."
         for run, own in zip(runs, frames, strict=True)
     ]
     if not any(frames):
-        return Chart("decay", "Decay of the gradient with the lag", None, says), None
+        return Chart("decay", title, None, says), None
     traces: list[Figure] = []
     if len(runs) == 1:
         traces.append(_background(frames[0]))
     for i, run in enumerate(runs):
         if frames[i]:
-            traces += _traces(i, "" if len(runs) == 1 else f"{run.name}: ", frames[i][-1])
+            traces += _traces(i, name_of(runs, run, ""), frames[i][-1])
     positions = sorted({frame["epoch"] for own in frames for frame in own})
-    y = axis("mean gradient norm at lag k", type="log", exponentformat="e")
-    y["range"] = _range(frames)
-    drawn = figure(traces, axis("lag k (steps)"), y)
-    chart = Chart("decay", "Decay of the gradient with the lag", drawn, says)
-    return chart, {"runs": frames, "positions": positions}
+    scale = {"type": "log", "exponentformat": "e", "range": _range(frames)}
+    drawn = figure(traces, axis("lag k (steps)"), axis("mean gradient norm at lag k", **scale))
+    return Chart("decay", title, drawn, says), {"runs": frames, "positions": positions}
 
 
 def _frames(run: Run) -> list[dict[str, Any]]:
-    epochs = estimate_curve(run, "k").epoch
+    epochs = curve_of(run, run.estimates, "k").epoch
     rows = [(e, row) for e, row in zip(epochs, run.estimates, strict=True) if "decay" in row]
-    if not rows:
-        return []
-    return [_frame(*rows[int(i)]) for i in _spread(len(rows), MOST_FRAMES)]
+    return [_frame(*rows[i]) for i in _spread(len(rows), MOST_FRAMES)]
 
 
 def _frame(epoch: float, row: Row) -> dict[str, Any]:
-    lags, phi = np.array(row["decay"]["lags"], dtype=np.float64), _phi(row)
+    lags, phi = (np.array(row["decay"][key], dtype=np.float64) for key in ("lags", "phi"))
     fitted = _fit(row, lags, phi)
     at_k = np.interp(row["k"], lags, phi) if row["k"] <= lags[-1] else np.nan
     curves = [[short(lags), short(phi)], fitted, [[row["k"]], short([float(at_k)])]]
@@ -71,10 +68,6 @@ def _fit(row: Row, lags: Array, phi: Array) -> list[list[float | None]]:
     on = np.isfinite(phi) & (lags >= tau)
     level = np.mean(np.log(phi[on]) - np.log(beta) * lags[on])
     return [short(ends), short(np.exp(level + np.log(beta) * ends))]
-
-
-def _phi(row: Row) -> Array:
-    return numbers([{"phi": value} for value in row["decay"]["phi"]], "phi")
 
 
 def _traces(i: int, prefix: str, frame: dict[str, Any]) -> list[Figure]:
@@ -97,7 +90,7 @@ def _background(frames: list[dict[str, Any]]) -> Figure:
     x: list[float | None] = []
     y: list[float | None] = []
     for i in _spread(len(frames), 8):
-        lags, phi = frames[int(i)]["curves"][0]
+        lags, phi = frames[i]["curves"][0]
         x += [*lags, None]
         y += [*phi, None]
     line = {"color": "#999999", "width": 0.8}
@@ -106,9 +99,9 @@ def _background(frames: list[dict[str, Any]]) -> Figure:
             "hoverinfo": "skip"}  # fmt: skip
 
 
-def _spread(count: int, most: int) -> Array:
+def _spread(count: int, most: int) -> list[int]:
     """Return up to `most` evenly spaced indices."""
-    return np.unique(np.linspace(0, count - 1, min(most, count)).round())
+    return sorted({round(i) for i in np.linspace(0, count - 1, min(most, count)).tolist()})
 
 
 def _range(frames: list[list[dict[str, Any]]]) -> list[float]:

@@ -6,30 +6,27 @@ import json
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ..train.files import write_text
 from ..train.provenance import version
 from .asked_chart import asked_chart
-from .charts import Chart, beta_chart, bias_chart, loss_chart, short, truncation_chart
+from .charts import legend, short
 from .decay_chart import decay_chart
-from .legend import legend
 from .read import Run, read_runs
 from .tables import configuration, differences, machines, overview
+from .training_charts import beta_chart, bias_chart, loss_chart, truncation_chart
 
-UNITS = (("h", 3600.0, 2 * 3600.0), ("min", 60.0, 2 * 60.0), ("s", 1.0, 0.0))
+UNITS = (("h", 3600.0), ("min", 60.0), ("s", 1.0))  # the first of which a run has at least two
 
 
 def write_run_report(folders: Sequence[Path], out: Path | None = None) -> Path:
-    """Write the report of one or several run folders.
+    """Write the report of one or several run folders, and return its path.
 
     Args:
-        folders: run folders; the first is the one that differences are named against.
+        folders: run folders.
         out: the file; `report.html` in the folder of a single run, or in the current one.
-
-    Returns: the path of the file.
     """
     path = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     page = render(read_runs(folders))
@@ -52,14 +49,16 @@ def render(runs: Sequence[Run]) -> str:
     courses = [loss_chart(runs), truncation_chart(runs), beta_chart(runs), bias_chart(runs)]
     decay, frames = decay_chart(runs)
     asked = asked_chart(runs)
-    unit, divisor = _time_unit(runs)
-    drawn = [chart for chart in courses if chart.figure is not None]
-    for chart in drawn:
-        _in_unit(chart, divisor)
+    longest = max(run.epochs[-1]["seconds"] for run in runs)
+    unit, divisor = next(each for each in UNITS if longest >= 2 * each[1] or each[1] == 1.0)
+    figures = {c.id: c.figure for c in [*courses, decay, asked] if c.figure is not None}
+    drawn = [chart.id for chart in courses if chart.id in figures]
+    for trace in (trace for name in drawn for trace in figures[name]["data"]):
+        trace["meta"]["time"] = short(np.array(trace["meta"]["time"]) / divisor)
     data = {
-        "figures": {c.id: c.figure for c in [*drawn, decay, asked] if c.figure is not None},
+        "figures": figures,
         "axes": {"epoch": "epochs (passes over the data)", "time": f"training time ({unit})"},
-        "courses": [chart.id for chart in drawn],
+        "courses": drawn,
         "frames": frames,
     }
     environment = jinja2.Environment(
@@ -80,26 +79,10 @@ def render(runs: Sequence[Run]) -> str:
         style=_resource("page.css"),
         script=_resource("page.js"),
         plotly=get_plotlyjs(),
-        data=_as_json(data),
+        # Whatever a run is called, its name must not end the script element that it stands in.
+        data=json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
     )
-
-
-def _time_unit(runs: Sequence[Run]) -> tuple[str, float]:
-    """Return the unit in which the longest run has at least two."""
-    longest = max(run.epochs[-1]["seconds"] for run in runs)
-    return next((unit, divisor) for unit, divisor, least in UNITS if longest >= least)
-
-
-def _in_unit(chart: Chart, divisor: float) -> None:
-    assert chart.figure is not None
-    for trace in chart.figure["data"]:
-        trace["meta"]["time"] = short(np.array(trace["meta"]["time"]) / divisor)
 
 
 def _resource(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text("utf-8")
-
-
-def _as_json(data: Any) -> str:
-    """Return JSON that cannot end the script element it stands in, whatever runs are called."""
-    return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

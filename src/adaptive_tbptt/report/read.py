@@ -24,8 +24,8 @@ class Run:
         config: `config.toml`; empty for a `Trainer` of one's own.
         epochs: a row of metrics for every epoch, at least one.
         probes: a row for every estimate of K.
-        checks: rows of `check_bias.jsonl` about the K that was used: the bias measured against a
-            longer truncation.
+        checks: rows of `check_bias.jsonl` about the K that was used, on the training data, with
+            the step at which its epoch ended.
         starts: when and where it was started and gone on with; empty for runs of old releases.
     """
 
@@ -81,20 +81,19 @@ def read_run(folder: Path, name: str) -> Run:
         if any(key not in row for row in epochs):
             raise ValueError(f"{path} is not what a run writes: an epoch has no {key!r}")
     config = folder / "config.toml"
+    ended = {(row["epoch"], row["k"]): row["step"] for row in epochs}
     return Run(
         name=name,
         config=read_toml(config) if config.is_file() else {},
         epochs=epochs,
         probes=[row for row in rows if row.get("event") == "estimate"],
-        checks=[row for row in read_rows(folder / "check_bias.jsonl") if _of_run(row, epochs)],
+        checks=[
+            {**row, "step": ended[row.get("epoch"), row.get("k")]}
+            for row in read_rows(folder / "check_bias.jsonl")
+            if row.get("split", "train") == "train" and (row.get("epoch"), row.get("k")) in ended
+        ],
         starts=read_rows(folder / "starts.jsonl"),
     )
-
-
-def _of_run(check: Row, epochs: list[Row]) -> bool:
-    """Whether a check speaks of the run: of the K it used, on the data it trained on."""
-    used = {(row["epoch"], row["k"]) for row in epochs}
-    return check.get("split", "train") == "train" and (check.get("epoch"), check.get("k")) in used
 
 
 def _mean_of_repeats(row: Row) -> Row:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .curves import epoch_curve, estimate_curve, truncation_curve
+from .charts import finite
+from .curves import curve_of, truncation_curve
 from .read import Row, Run
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table with a heading for each row and column.
-
-    Attributes:
-        caption: what it shows.
-        columns: headings; the first is that of the row headings.
-        rows: cells; the first of each row is its heading.
-    """
+    """A table with a heading for each row and column: the first of each row and of `columns`."""
 
     caption: str
     columns: list[str]
@@ -29,15 +24,12 @@ class Table:
 
 def overview(runs: Sequence[Run]) -> Table:
     """Every run in a column, which fits a phone, so that runs compare line by line."""
-    facts = [_facts(run) for run in runs]
-    keys = dict.fromkeys(key for own in facts for key in own)
-    return _by_key("Runs at a glance", "", keys, facts, runs, "none")
+    return _table("Runs at a glance", "", runs, [_facts(run) for run in runs], "none")
 
 
 def _facts(run: Run) -> Row:
-    last, valid, k = run.epochs[-1], epoch_curve(run, "valid_loss"), truncation_curve(run).y
-    bias = estimate_curve(run, "relative_bias").y
-    bias = bias[np.isfinite(bias)]
+    last, valid = run.epochs[-1], curve_of(run, run.epochs, "valid_loss")
+    k, bias = truncation_curve(run).y, finite(curve_of(run, run.estimates, "relative_bias").y)
     facts = {"asked": run.setting, "epochs": last["epoch"], "updates": last.get("updates", "none")}
     facts["training time"] = _duration(last["seconds"])
     facts["last training loss"] = _number(last["train_loss"])
@@ -54,8 +46,7 @@ def _facts(run: Run) -> Row:
 
 def configuration(runs: Sequence[Run]) -> Table:
     """Every setting of every run."""
-    keys = dict.fromkeys(key for run in runs for key in run.config)
-    return _by_key("Configuration", "setting", keys, [run.config for run in runs], runs, "not set")
+    return _table("Configuration", "setting", runs, [run.config for run in runs], "not set")
 
 
 def differences(runs: Sequence[Run]) -> Table:
@@ -68,18 +59,14 @@ def differences(runs: Sequence[Run]) -> Table:
 def machines(runs: Sequence[Run]) -> Table:
     """Where runs were last started, and with what versions."""
     lasts = [{"starts": len(run.starts), **run.starts[-1]} if run.starts else {} for run in runs]
-    keys = dict.fromkeys(key for last in lasts for key in last)
-    return _by_key("Machine and versions", "last start", keys, lasts, runs, "not recorded")
+    return _table("Machine and versions", "last start", runs, lasts, "not recorded")
 
 
-def _by_key(
-    caption: str,
-    corner: str,
-    keys: Iterable[str],
-    columns: Sequence[Row],
-    runs: Sequence[Run],
-    missing: str,
+def _table(
+    caption: str, corner: str, runs: Sequence[Run], columns: Sequence[Row], missing: str
 ) -> Table:
+    """Return a table with a column for each run and a row for each key."""
+    keys = dict.fromkeys(key for column in columns for key in column)
     rows = [[key, *(str(column.get(key, missing)) for column in columns)] for key in keys]
     return Table(caption, [corner, *(run.name for run in runs)], rows)
 

@@ -11,8 +11,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..palette import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from .cells import score_of
-from .palette import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from .paper import Experiment
 
 Cells = list[dict[str, Any]]

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from adaptive_tbptt.train import write_text
 
 from ..config import TrainConfig
-from .palette import BLUE, ORANGE, VERMILION
+from ..palette import BLUE, ORANGE, VERMILION
 from .run import RunResult
 
 SCORES = {"ppl": "perplexity", "nll": "negative log-likelihood"}

@@ -13,12 +13,13 @@ import torch
 from torch import nn
 
 from adaptive_tbptt import SequenceStream, Trainer, choose_truncation
-from adaptive_tbptt.diagnosis import DecayDiagnosis, Sampling, diagnose_decay
+from adaptive_tbptt.diagnosis import Sampling
 from adaptive_tbptt.distributed import present_ranks
 from adaptive_tbptt.measure import Source
 from adaptive_tbptt.train import FitResult, RunFolder, TrainingError, read_rows, write_text
 
 from ..config import TrainConfig
+from ..decay import DecayDiagnosis, diagnose_decay
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 import adaptive_tbptt as at
-from adaptive_tbptt.diagnosis.jacobian import jacobian_norms
+from atbptt_paper.decay import stability
+from atbptt_paper.decay.jacobian import jacobian_norms
 
 
 def dense_norms(recurrent, x, state):
@@ -156,4 +157,4 @@ def test_a_clock_without_rows_is_no_part_of_a_rows_state():
     model, x = Clocked(), torch.randn(30, 4, 3)
     largest = 0.5 * torch.linalg.matrix_norm(model.map.weight[:, 3:], 2)
     fit = at.fit_decay([0.5**k for k in range(11)])
-    assert 0 < at.diagnosis.stability(model, x, fit, burn_in=5).jacobian_norm <= largest
+    assert 0 < stability(model, x, fit, burn_in=5).jacobian_norm <= largest

@@ -4,17 +4,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests._torch.test_compile import Graphs, Parts
+from tests.elsewhere import other_device
+from tests.model import test_complex_state as complex_state
+from tests.oracle import LinearRNN, along
 from torch import nn
 from torch.nn import functional as F
 
 import adaptive_tbptt as at
-
-from ..oracle import LinearRNN, along
+from atbptt_paper import decay
 
 
 def diagnose_decay(*arguments, lags, gauge=None, **sampling):
     how = at.diagnosis.Sampling(**{"level": 0.95, **sampling})
-    return at.diagnosis.diagnose_decay(*arguments, lags=lags, gauge=gauge, sampling=how)
+    return decay.diagnose_decay(*arguments, lags=lags, gauge=gauge, sampling=how)
 
 
 def report(deltas=(0.9, 0.5, 0.1), **options):
@@ -31,7 +34,7 @@ def test_the_report_is_its_stages_put_together():
     bias = at.bias_bound(found.profile.mean, fit, found.profile.cumulative_norms)
     for decision in found.decisions:
         assert decision == at.choose_truncation(bias, delta=decision.delta, k_max=80)
-    spread = at.estimate.bootstrap(
+    spread = decay.bootstrap(
         found.profile.state_norms,
         fit,
         deltas=(0.9, 0.5, 0.1),
@@ -217,3 +220,45 @@ def test_deltas_are_checked_before_anything_is_measured():
     data = torch.zeros(50, 2, 3), torch.zeros(50, 2, 6)
     with pytest.raises(ValueError, match="delta must be in"):
         diagnose_decay(nn.RNN(3, 6), never, data, (1.5,), lags=20)
+
+
+def test_a_window_longer_than_the_data():
+    stream = at.SequenceStream(torch.randn(12, 3, 2), torch.randn(12, 3, 4))
+    with pytest.raises(ValueError, match="120 steps does not fit into a stream of 12"):
+        diagnose_decay(nn.LSTM(2, 4), F.mse_loss, stream, lags=100)
+
+
+def test_stability_and_k_of_a_complex_state_are_those_of_pairs():
+    x, y, _ = complex_state.data(400)
+    ours, theirs = complex_state.both(
+        lambda model: diagnose_decay(model, F.mse_loss, (x, y), lags=50, samples=12)
+    )
+    assert [d.k for d in ours.decisions] == [d.k for d in theirs.decisions]
+    assert ours.stability.jacobian_norm == pytest.approx(theirs.stability.jacobian_norm, rel=1e-4)
+
+
+def test_it_compiles_nothing():
+    torch._dynamo.reset()
+    graphs = Graphs()
+    model = torch.compile(Parts(), backend=graphs)
+    data = torch.randn(61, 2, 3), torch.randn(61, 2, 4)
+    diagnose_decay(model, F.mse_loss, data, lags=20, samples=8)
+    assert graphs.count == 0
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")  # of torch's mkldnn flags
+@pytest.mark.parametrize("make", [nn.GRU, nn.LSTM])
+def test_another_device_gives_the_same(make, monkeypatch):
+    monkeypatch.setattr("adaptive_tbptt._torch.number_formats.NO_FLOAT64", {"elsewhere"})
+    monkeypatch.setattr("tests.elsewhere.NO_FLOAT64", {"elsewhere"})
+    data = torch.randn(80, 4, 3), torch.randn(80, 4, 4)
+
+    def work(device):
+        torch.manual_seed(0)
+        found = diagnose_decay(make(3, 4).to(device), F.mse_loss, data, lags=30)
+        return [found.stability.jacobian_norm, *(d.k for d in found.decisions)]
+
+    with torch.backends.mkldnn.flags(enabled=False):
+        here = work(torch.device("cpu"))
+    with other_device() as device:
+        assert work(device) == pytest.approx(here, rel=1e-5)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from adaptive_tbptt.estimate import theory
+from atbptt_paper.decay import theory
 
 CASE = {"delta": 0.3, "lipschitz": 2.0, "sigma": 0.5, "gap": 1.5}
 

@@ -11,19 +11,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from .. import defaults
-from ..data.nest import Nest
-from ..data.stream import Stream
-from ..estimate.bias import BiasCurve
-from ..estimate.decay import DecayFit, fit_decay
-from ..estimate.lag_profile import LagProfile
-from ..estimate.resampling import Interval, Uncertainty, bootstrap
-from ..estimate.truncation import Limits, Outcome, TruncationDecision, choose_truncation
-from ..measure.sampling import LagRequest
-from ..model.objective import CountLosses, Objective
-from ..model.recurrent import LossFn, Recurrent
-from ..truncate.gauges import PaperGauge, StateGauge
-from .sampling import Sampling, as_stream
+from adaptive_tbptt import SequenceStream, choose_truncation, fit_decay
+from adaptive_tbptt.data import Stream
+from adaptive_tbptt.diagnosis import Sampling
+from adaptive_tbptt.estimate import (
+    BiasCurve,
+    DecayFit,
+    LagProfile,
+    Limits,
+    Outcome,
+    TruncationDecision,
+)
+from adaptive_tbptt.measure import LagRequest
+from adaptive_tbptt.model import CountLosses, LossFn, Objective, Recurrent
+from adaptive_tbptt.truncate import PaperGauge, StateGauge
+
+from .resampling import Interval, Uncertainty, bootstrap
 from .stability_verdict import Stability, classify
 
 if TYPE_CHECKING:
@@ -132,7 +135,7 @@ class DecayDiagnosis:
 
     def figure(self, path: str | Path | None = None) -> Figure:
         """Draw the decay curve with the chosen K; save it where a path is given."""
-        from .figures import decay_figure
+        from .decay_figure import decay_figure
 
         return decay_figure(self.profile, self.fit, self.decisions, path)
 
@@ -140,10 +143,10 @@ class DecayDiagnosis:
 def diagnose_decay(
     model: nn.Module | Recurrent,
     loss_fn: LossFn,
-    data: Stream | tuple[Nest, Nest],
+    data: Stream | tuple[Any, Any],
     deltas: float | Sequence[float] = (0.9, 0.5, 0.1),
     *,
-    lags: int = defaults.PROBE_LAGS,
+    lags: int = 100,
     k_range: tuple[int, int | None] = (1, None),
     gauge: StateGauge | None = None,
     sampling: Sampling | None = None,
@@ -152,10 +155,10 @@ def diagnose_decay(
     """Measure the decay on random segments and say which K the paper's bound asks for.
 
     This is what the paper looks at: norms of the state's gradient, and a bound from them that
-    guarantees nothing. `diagnose` measures the bias itself.
+    guarantees nothing. `adaptive_tbptt.diagnose` measures the bias itself.
 
     Args:
-        model: any recurrent module; see `adaptive_tbptt.model`.
+        model: any recurrent module; see `adaptive_tbptt.model.Recurrent`.
         loss_fn: `loss_fn(outputs, targets)`, a mean over time and batch.
         data: a stream, or a pair `(inputs, targets)` laid out as the model takes it.
         deltas: tolerated relative biases.
@@ -173,7 +176,9 @@ def diagnose_decay(
     [True, True, True]
     """
     objective = Objective.of(model, loss_fn, count_losses)
-    stream = as_stream(data, objective.recurrent)
+    stream = data
+    if not isinstance(stream, Stream):
+        stream = SequenceStream(*stream, batch_first=objective.recurrent.batch_first)
     how = sampling or Sampling()
     k_min, k_max = k_range[0], lags if k_range[1] is None else k_range[1]
     tolerances = tuple(float(d) for d in np.atleast_1d(deltas))

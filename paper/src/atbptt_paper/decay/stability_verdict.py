@@ -7,18 +7,17 @@ without being the first two: one step may stretch the state, yet the gradient de
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .._torch.compiling import eager
-from .._torch.preserve_model import preserve
-from ..data.nest import Nest, join_rows, map_leaves, select_rows, slice_steps
-from ..data.stream import Segment, time_first
-from ..estimate.decay import DecayFit
-from ..model.recurrent import Recurrent, as_recurrent
-from ..model.running import advance, unroll
-from .contraction import _largest_inputs, _layers, contraction
+from adaptive_tbptt.data import Segment, SequenceStream, map_leaves
+from adaptive_tbptt.estimate import DecayFit
+from adaptive_tbptt.measure import measuring
+from adaptive_tbptt.model import Recurrent, advance, as_recurrent
+
+from .contraction import contraction, largest_inputs, layer_suffixes
 from .jacobian import jacobian_norms
 
 
@@ -67,7 +66,7 @@ class Stability:
 
 def stability(
     model: nn.Module | Recurrent,
-    inputs: Nest,
+    inputs: Any,
     fit: DecayFit,
     *,
     resets: Tensor | None = None,
@@ -89,7 +88,8 @@ def stability(
     The model runs in eval mode: stability is a property of the recurrence, not of its dropout.
     """
     recurrent = as_recurrent(model)
-    segment = time_first(inputs, inputs, resets, batch_first=recurrent.batch_first)
+    stream = SequenceStream(inputs, inputs, resets, batch_first=recurrent.batch_first)
+    segment = stream.segment(0, len(stream))
     return classify(recurrent, segment, fit, burn_in=burn_in, samples=samples, seed=seed)
 
 
@@ -107,31 +107,41 @@ def classify(
         raise ValueError(
             f"burn_in must leave some of the {segment.steps} steps to observe, got {burn_in}"
         )
-    inputs = recurrent.place(segment.inputs)
-    warm, observed = slice_steps(inputs, 0, burn_in), slice_steps(inputs, burn_in, None)
-    resets = None if segment.resets is None else segment.resets[burn_in:]
-    with preserve(recurrent.module, train=False, backward=True), eager():
-        with torch.no_grad(), _largest_inputs(recurrent.module) as largest:
-            state = None if burn_in else recurrent.initial_state(inputs)
+    segment = recurrent.place(segment)
+    with measuring([recurrent.module], train=False):
+        with torch.no_grad(), largest_inputs(recurrent.module) as largest:
+            state = None if burn_in else recurrent.initial_state(segment.inputs)
             if burn_in:
-                state = advance(recurrent, segment.between(0, burn_in)._replace(inputs=warm), state)
-            states = [step.entering for step in unroll(recurrent, observed, state, resets)]
-        dims = recurrent.dims(inputs)
+                state = advance(recurrent, segment.between(0, burn_in), state)
+            states = [state]
+            for t in range(burn_in, segment.steps):
+                states.append(advance(recurrent, segment.between(t, t + 1), states[-1]))
+        observed = segment.between(burn_in, segment.steps)
         # A step that resets a row has no Jacobian to speak of.
-        alive = (
-            torch.ones(len(states), segment.rows, dtype=torch.bool) if resets is None else ~resets
-        )
+        alive = torch.ones(observed.steps, segment.rows, dtype=torch.bool)
+        if observed.resets is not None:
+            alive = ~observed.resets.cpu()
         pairs = torch.nonzero(alive.flatten()).flatten()
         order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(seed))
         picks = pairs[order[:samples]]
         if len(picks) == 0:
             return Stability(None, "every observed step starts a sequence", 0.0, fit)
-        chosen = select_rows(join_rows(states, dims), picks, dims)
-        x = map_leaves(lambda leaf: leaf.flatten(0, 1)[picks.to(leaf.device)][None], observed)
+        x = map_leaves(
+            lambda leaf: leaf.flatten(0, 1)[picks.to(leaf.device)][None], observed.inputs
+        )
+        dims = iter(recurrent.dims(segment.inputs))
+
+        def pick(*leaves: Tensor) -> Tensor:
+            dim = next(dims)
+            if dim is None:
+                return leaves[0]
+            return torch.cat(leaves, dim).index_select(dim, picks.to(leaves[0].device))
+
+        chosen = map_leaves(pick, *states[:-1])
         norms = jacobian_norms(recurrent, x, chosen, seed=seed)
     norm = float(norms.max())
     stable, condition = contraction(recurrent.module, largest)
-    if stable and norm >= 1.0 and not _layers(recurrent.module):
+    if stable and norm >= 1.0 and not layer_suffixes(recurrent.module):
         # The parts contract, but what the module makes of them may not.
         stable, condition = False, f"its parts contract ({condition}), the whole does not"
     return Stability(stable, condition, norm, fit)

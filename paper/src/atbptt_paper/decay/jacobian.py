@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._torch.number_formats import wide
-from ..data.nest import Nest, State, leaves, map_leaves, per_row, with_gradients
-from ..model.recurrent import Recurrent
+from adaptive_tbptt.data import leaves, map_leaves
+from adaptive_tbptt.model import Recurrent
 
 
 def jacobian_norms(
     recurrent: Recurrent,
-    inputs: Nest,
-    state: State,
+    inputs: Any,
+    state: Any,
     *,
     iterations: int = 200,
     tolerance: float = 1e-3,
@@ -63,10 +63,10 @@ def jacobian_norms(
             along = _pushed(pullback, u, directions) if twice else None
             if along is None:
                 twice, along = False, _differences(recurrent, inputs, state, v, after)
-            history.append(_row_norms(recurrent, with_gradients(after, along)).detach())
+            history.append(_row_norms(recurrent, _with_gradients(after, along)).detach())
             if len(history) >= 30 and bool((history[-1] <= history[-11] * (1 + tolerance)).all()):
                 break
-            back = with_gradients(
+            back = _with_gradients(
                 state,
                 torch.autograd.grad(
                     stepped,
@@ -107,16 +107,14 @@ def _resolution(tensors: list[Tensor]) -> float:
     return max(torch.finfo(x.dtype).eps for x in tensors)
 
 
-def _differences(
-    recurrent: Recurrent, inputs: Nest, state: State, v: State, after: State
-) -> list[Tensor]:
+def _differences(recurrent: Recurrent, inputs: Any, state: Any, v: Any, after: Any) -> list[Tensor]:
     """Return J v from two more steps, for the leaves of `after` that carry a gradient."""
     width = _resolution([x for x in leaves(after) if x.requires_grad]) ** (1 / 3)
     dims = sum(part.shape[1] for part in recurrent.components(state).values())
     size = (_row_norms(recurrent, state).detach() / math.sqrt(dims)).clamp_min(1.0)
     step = _times(recurrent, v, width * size)
 
-    def moved(sign: float) -> State:
+    def moved(sign: float) -> Any:
         shifted = map_leaves(lambda x, d: x + sign * d if x.is_floating_point() else x, state, step)
         with torch.no_grad():
             return recurrent.core(inputs, shifted)[1]
@@ -126,21 +124,30 @@ def _differences(
     return [x for x, own in zip(leaves(slope), carried, strict=True) if own]
 
 
-def _row_products(recurrent: Recurrent, a: State, b: State) -> Tensor:
+def _with_gradients(nest: Any, values: Iterable[Tensor]) -> Any:
+    """Put `values` in place of the leaves that require a gradient, zeros in that of others."""
+    remaining = iter(values)
+    return map_leaves(lambda x: next(remaining) if x.requires_grad else torch.zeros_like(x), nest)
+
+
+def _row_products(recurrent: Recurrent, a: Any, b: Any) -> Tensor:
+    """Return inner products in float64, on the CPU: not every device has such numbers."""
     pairs = zip(recurrent.components(a).values(), recurrent.components(b).values(), strict=True)
-    return torch.stack([(wide(x) * wide(y)).sum(dim=1) for x, y in pairs]).sum(dim=0)
+    return torch.stack([(x.cpu().double() * y.cpu().double()).sum(dim=1) for x, y in pairs]).sum(
+        dim=0
+    )
 
 
-def _row_norms(recurrent: Recurrent, state: State) -> Tensor:
+def _row_norms(recurrent: Recurrent, state: Any) -> Tensor:
     return _row_products(recurrent, state, state).sqrt()
 
 
-def _normalise(recurrent: Recurrent, state: State) -> State:
+def _normalise(recurrent: Recurrent, state: Any) -> Any:
     norms = _row_norms(recurrent, state)
     return _times(recurrent, state, 1.0 / torch.where(norms > 0.0, norms, 1.0))
 
 
-def _times(recurrent: Recurrent, state: State, factors: Tensor) -> State:
+def _times(recurrent: Recurrent, state: Any, factors: Tensor) -> Any:
     """Multiply every row of a state by a number of its own."""
     dims = iter(recurrent.known_dims)
 
@@ -148,6 +155,6 @@ def _times(recurrent: Recurrent, state: State, factors: Tensor) -> State:
         dim = next(dims)
         if dim is None or not leaf.is_floating_point():
             return torch.zeros_like(leaf)
-        return leaf * per_row(factors.to(leaf), leaf, dim)
+        return leaf * factors.to(leaf).view(-1, *[1] * (leaf.dim() - dim - 1))
 
     return map_leaves(scale, state)

@@ -7,9 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
-
-from .._torch.number_formats import wide
+from torch import Tensor, nn
 
 
 def contraction(module: nn.Module, largest: dict[nn.Module, float]) -> tuple[bool | None, str]:
@@ -26,10 +24,9 @@ def contraction(module: nn.Module, largest: dict[nn.Module, float]) -> tuple[boo
     found: list[tuple[bool, str]] = []
     for name, part in module.named_modules():
         label = f"'{name}' " if name else ""
-        for suffix in _layers(part):
+        for suffix in layer_suffixes(part):
             if isinstance(part, nn.RNN | nn.RNNCell):
-                weight = getattr(part, f"weight_hh{suffix}")
-                norm = float(torch.linalg.matrix_norm(wide(weight.detach()), 2))
+                norm = float(torch.linalg.matrix_norm(_weights(part, f"weight_hh{suffix}"), 2))
                 found.append((norm < 1.0, f"{label}||W{suffix}||={norm:.3g}"))
             elif isinstance(part, nn.LSTM | nn.LSTMCell) and not getattr(part, "proj_size", 0):
                 # An upper layer reads h of the one below, which is smaller than 1.
@@ -43,12 +40,12 @@ def contraction(module: nn.Module, largest: dict[nn.Module, float]) -> tuple[boo
 
 
 def _lstm_condition(part: nn.Module, suffix: str, largest: float, label: str) -> tuple[bool, str]:
-    w_i, w_f, w_z, w_o = wide(getattr(part, f"weight_hh{suffix}").detach()).chunk(4)
+    w_i, w_f, w_z, w_o = _weights(part, f"weight_hh{suffix}").chunk(4)
     reach = w_f.abs().sum(dim=1)
-    reach += largest * wide(getattr(part, f"weight_ih{suffix}").detach()).chunk(4)[1].abs().sum(1)
+    reach += largest * _weights(part, f"weight_ih{suffix}").chunk(4)[1].abs().sum(dim=1)
     if getattr(part, "bias", False) is not False:
         for bias in (f"bias_ih{suffix}", f"bias_hh{suffix}"):
-            reach += wide(getattr(part, bias).detach()).chunk(4)[1]
+            reach += _weights(part, bias).chunk(4)[1]
     gap = 1.0 - float(torch.sigmoid(reach.max()))
     i, f, z, o = (float(w.abs().sum(dim=1).max()) for w in (w_i, w_f, w_z, w_o))
     ok = i < gap and o < gap and z <= gap / 4 and f < gap**2
@@ -58,14 +55,21 @@ def _lstm_condition(part: nn.Module, suffix: str, largest: float, label: str) ->
     )
 
 
-def _layers(part: nn.Module) -> list[str]:
+def _weights(part: nn.Module, name: str) -> Tensor:
+    """Return a parameter in float64, on the CPU: not every device has such numbers."""
+    weights: Tensor = getattr(part, name)
+    return weights.detach().cpu().double()
+
+
+def layer_suffixes(part: nn.Module) -> list[str]:
+    """Return how the parameters of each layer end: `_l0`, ...; nothing for other modules."""
     if isinstance(part, nn.RNNBase):
         return [f"_l{i}" for i in range(part.num_layers)]
     return [""] if isinstance(part, nn.RNNCellBase) else []
 
 
 @contextmanager
-def _largest_inputs(module: nn.Module) -> Iterator[dict[nn.Module, float]]:
+def largest_inputs(module: nn.Module) -> Iterator[dict[nn.Module, float]]:
     """Note the largest |x| given to each recurrent part while the block runs."""
     largest: dict[nn.Module, float] = {}
 
@@ -74,7 +78,9 @@ def _largest_inputs(module: nn.Module) -> Iterator[dict[nn.Module, float]]:
         largest[part] = max(largest.get(part, 0.0), float(x.abs().max()))
 
     handles = [
-        m.register_forward_pre_hook(note, with_kwargs=True) for m in module.modules() if _layers(m)
+        m.register_forward_pre_hook(note, with_kwargs=True)
+        for m in module.modules()
+        if layer_suffixes(m)
     ]
     try:
         yield largest

@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
 import torch
+from tests.oracle import DictState, LinearRNN
 from torch import nn
 from torch.nn import functional as F
 
 import adaptive_tbptt as at
-from adaptive_tbptt.diagnosis.contraction import contraction
-
-from ..oracle import DictState, LinearRNN
+from atbptt_paper.decay import stability
+from atbptt_paper.decay.contraction import contraction
 
 DECAY = at.fit_decay(0.5 ** np.arange(21.0))
 GROWTH = at.fit_decay(1.1 ** np.arange(21.0))
@@ -22,7 +22,7 @@ def test_simple_rnn_is_stable_when_its_spectral_norm_is_below_one(scale, stable,
     with torch.no_grad():
         for name in ("weight_hh_l0", "weight_hh_l1"):
             getattr(rnn, name).copy_(scale * torch.linalg.qr(torch.randn(4, 4))[0])
-    result = at.diagnosis.stability(rnn, torch.randn(30, 5, 3), DECAY)
+    result = stability(rnn, torch.randn(30, 5, 3), DECAY)
     assert result.stable is stable
     assert result.verdict.startswith(says)
 
@@ -32,7 +32,7 @@ def test_an_unstable_model_may_be_stable_on_its_data():
     with torch.no_grad():
         rnn.weight_hh_l0.copy_(1.5 * torch.eye(4))
         rnn.bias_hh_l0.fill_(5.0)  # tanh saturates: no observed step stretches the state
-    result = at.diagnosis.stability(rnn, torch.randn(30, 5, 3), DECAY, burn_in=5)
+    result = stability(rnn, torch.randn(30, 5, 3), DECAY, burn_in=5)
     assert result.stable is False
     assert result.data_dependent_stable
     assert "stable on this data" in result.verdict
@@ -42,16 +42,16 @@ def test_a_resetting_recurrence_is_only_decaying_in_expectation():
     model = LinearRNN(1.25 * torch.eye(2))
     x = torch.randn(40, 8, 3)
     x[..., -1] = (torch.rand(40, 8) < 0.3).float()
-    result = at.diagnosis.stability(model, x, DECAY)
+    result = stability(model, x, DECAY)
     assert result.stable is None
     assert result.jacobian_norm == pytest.approx(1.25, rel=1e-3)
     assert result.verdict.startswith("decaying in expectation though unstable")
-    assert at.diagnosis.stability(model, x, GROWTH).verdict.startswith("not decaying")
+    assert stability(model, x, GROWTH).verdict.startswith("not decaying")
 
 
 def test_rows_that_always_reset_have_no_jacobian():
     resets = torch.ones(10, 5, dtype=torch.bool)
-    result = at.diagnosis.stability(nn.RNN(3, 4), torch.randn(10, 5, 3), DECAY, resets=resets)
+    result = stability(nn.RNN(3, 4), torch.randn(10, 5, 3), DECAY, resets=resets)
     assert result.jacobian_norm == 0.0
 
 
@@ -65,8 +65,8 @@ def small_lstm(scale):
 
 def test_lstm_condition_of_miller_and_hardt():
     x = torch.randn(60, 5, 3)
-    assert at.diagnosis.stability(small_lstm(0.05), x, DECAY).stable is True
-    assert at.diagnosis.stability(nn.LSTM(3, 4, 2), x, DECAY).stable is False
+    assert stability(small_lstm(0.05), x, DECAY).stable is True
+    assert stability(nn.LSTM(3, 4, 2), x, DECAY).stable is False
     # Where it holds, several steps together contract: the gradient dies whatever the data.
     profile = at.probe(small_lstm(0.05), F.mse_loss, x, torch.zeros(60, 5, 4))
     assert at.fit_decay(profile.mean).beta < 0.8
@@ -96,7 +96,7 @@ def test_lstm_condition_by_hand():
 
 @pytest.mark.parametrize("module", [nn.GRU(3, 4), DictState()])
 def test_modules_without_a_known_condition_say_so(module):
-    result = at.diagnosis.stability(module, torch.randn(20, 5, 3), DECAY)
+    result = stability(module, torch.randn(20, 5, 3), DECAY)
     assert result.stable is None
     assert "no sufficient condition is known" in result.condition
     assert result.jacobian_norm > 0
@@ -140,7 +140,7 @@ class Square(nn.Module):
 @pytest.mark.parametrize(("burn_in", "norm"), [(0, 0.5), (1, 0.5), (2, 0.125), (3, 0.125**2 / 2)])
 def test_states_are_observed_after_the_burn_in(burn_in, norm):
     x = torch.tensor([0.5, 0.0, 0.0, 0.0]).view(4, 1, 1)
-    found = at.diagnosis.stability(Square(), x, DECAY, burn_in=burn_in)
+    found = stability(Square(), x, DECAY, burn_in=burn_in)
     assert found.jacobian_norm == pytest.approx(norm, rel=1e-6)
 
 
@@ -148,7 +148,7 @@ def test_states_are_observed_after_the_burn_in(burn_in, norm):
 def test_steps_that_reset_a_row_are_not_observed(burn_in):
     x = torch.tensor([3.0, 0.25, 0.0]).view(3, 1, 1)
     resets = torch.tensor([False, True, False]).view(3, 1)
-    found = at.diagnosis.stability(Square(), x, DECAY, resets=resets, burn_in=burn_in)
+    found = stability(Square(), x, DECAY, resets=resets, burn_in=burn_in)
     assert found.jacobian_norm == pytest.approx(0.25, rel=1e-6)
 
 
@@ -165,17 +165,15 @@ def test_dropout_is_off_while_the_jacobian_is_taken():
             return h, h
 
     model = Dropped()
-    assert at.diagnosis.stability(
-        model, torch.randn(9, 4, 1), DECAY
-    ).jacobian_norm == pytest.approx(0.5)
+    assert stability(model, torch.randn(9, 4, 1), DECAY).jacobian_norm == pytest.approx(0.5)
     assert model.training
 
 
 def test_the_largest_input_is_that_of_the_whole_run():
     x = torch.randn(60, 5, 3)
-    assert at.diagnosis.stability(small_lstm(0.05), x, DECAY).stable is True
+    assert stability(small_lstm(0.05), x, DECAY).stable is True
     x[7, 2, 1] = -1000.0
-    assert at.diagnosis.stability(small_lstm(0.05), x, DECAY).stable is False
+    assert stability(small_lstm(0.05), x, DECAY).stable is False
 
 
 def test_parts_that_contract_do_not_make_the_whole_contract():
@@ -188,7 +186,7 @@ def test_parts_that_contract_do_not_make_the_whole_contract():
         def forward(self, x, state):
             return self.rnn(x, None if state is None else 4 * state)
 
-    found = at.diagnosis.stability(Louder(), torch.zeros(20, 5, 3), DECAY)
+    found = stability(Louder(), torch.zeros(20, 5, 3), DECAY)
     assert found.jacobian_norm > 1.0
     assert found.stable is False
     assert "the whole does not" in found.condition
@@ -202,7 +200,7 @@ def test_layers_that_contract_contract_over_several_steps_together():
             p.zero_()
         for name, scale in (("hh_l0", 0.5), ("hh_l1", 0.5), ("ih_l1", 10.0)):
             getattr(rnn, f"weight_{name}").copy_(scale * torch.eye(4))
-    found = at.diagnosis.stability(rnn, torch.zeros(20, 5, 3), DECAY)
+    found = stability(rnn, torch.zeros(20, 5, 3), DECAY)
     # Per unit: h0' = 0.5 h0, h1' = 10 h0' + 0.5 h1.
     expected = np.linalg.norm([[0.5, 0.0], [5.0, 0.5]], 2)
     assert found.jacobian_norm == pytest.approx(expected, rel=1e-3)
@@ -213,7 +211,7 @@ def test_layers_that_contract_contract_over_several_steps_together():
 def test_a_direction_that_stretches_is_found_among_many_that_do_not():
     weight = torch.full((300,), 0.95)
     weight[17] = 1.02
-    found = at.diagnosis.stability(LinearRNN(weight.diag()), torch.zeros(4, 3, 301), DECAY)
+    found = stability(LinearRNN(weight.diag()), torch.zeros(4, 3, 301), DECAY)
     assert found.jacobian_norm == pytest.approx(1.02, rel=5e-3)
 
 
@@ -231,7 +229,7 @@ def test_a_part_of_the_state_may_not_depend_on_the_state_before(learned):
                 h, past = 0.5 * h + 0.25 * past, self.w * xt
             return h, (h, past)
 
-    found = at.diagnosis.stability(Delays(), torch.randn(9, 4, 2), DECAY)
+    found = stability(Delays(), torch.randn(9, 4, 2), DECAY)
     assert found.jacobian_norm == pytest.approx(np.hypot(0.5, 0.25), rel=1e-3)
 
 
@@ -244,7 +242,7 @@ def test_a_part_of_the_state_may_never_be_read():
             return h, (h, 3 * h)
 
     # h' = h / 2 and 3 h' both depend on h, nothing on the old 3 h.
-    found = at.diagnosis.stability(Notes(), torch.randn(9, 4, 2), DECAY)
+    found = stability(Notes(), torch.randn(9, 4, 2), DECAY)
     assert found.jacobian_norm == pytest.approx(np.hypot(0.5, 1.5), rel=1e-3)
 
 
@@ -260,9 +258,9 @@ def test_layout_and_the_way_the_layer_is_called_do_not_matter():
     x = torch.randn(20, 5, 3)
     plain, swapped = nn.LSTM(3, 4), nn.LSTM(3, 4, batch_first=True)
     swapped.load_state_dict(plain.state_dict())
-    ours = at.diagnosis.stability(plain, x, DECAY, burn_in=3)
-    theirs = at.diagnosis.stability(swapped, x.transpose(0, 1), DECAY, burn_in=3)
-    named = at.diagnosis.stability(Named(plain), x, DECAY, burn_in=3)
+    ours = stability(plain, x, DECAY, burn_in=3)
+    theirs = stability(swapped, x.transpose(0, 1), DECAY, burn_in=3)
+    named = stability(Named(plain), x, DECAY, burn_in=3)
     assert theirs.condition == ours.condition == named.condition.removeprefix("'lstm' ")
     for other in (theirs, named):
         assert other.jacobian_norm == pytest.approx(ours.jacobian_norm, rel=1e-5)
@@ -279,11 +277,11 @@ def test_a_burn_in_does_without_an_initial_state():
 
     model, x = Ones(), torch.randn(20, 5, 3)
     with pytest.raises(ValueError, match="initial_state"):
-        at.diagnosis.stability(model, x, DECAY)
+        stability(model, x, DECAY)
     _, h = model(x[:-1], None)
     # Only the last step is observed: diag(1 - h^2) W for each row.
     slope = 1 - model.rnn(x[-1:], h)[0][0].square()
     jacobians = slope[:, :, None] * model.rnn.weight_hh_l0
     expected = float(torch.linalg.matrix_norm(jacobians.detach(), 2).max())
-    found = at.diagnosis.stability(model, x, DECAY, burn_in=19).jacobian_norm
+    found = stability(model, x, DECAY, burn_in=19).jacobian_norm
     assert found == pytest.approx(expected, rel=1e-3)

@@ -8,13 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .bias import log_bounds, smallest_k
-from .decay import DecayFit, fitted_lags, slopes
-from .truncation import Limits
+from adaptive_tbptt import bias_bound, fit_decay
+from adaptive_tbptt.estimate import DecayFit, Limits
 
 Array = NDArray[np.float64]
-
-
 Interval = tuple[float, float]
 
 
@@ -49,7 +46,7 @@ def bootstrap(
     resamples: int = 1000,
     seed: int = 0,
 ) -> Uncertainty:
-    """Resample the losses of a profile and estimate again, all resamples at once.
+    """Resample the losses of a profile and estimate again.
 
     The fit's tau and last lag are kept, so an interval says how noisy the estimate is at that
     choice, not how it depends on it. Methods 'max' and 'quantile' look at the extremes of the
@@ -86,37 +83,32 @@ def bootstrap(
     draws = np.random.default_rng(seed).multinomial(
         samples, np.full(samples, 1 / samples), resamples
     )
-    means = phi @ draws.T / samples
-    # In parts: all pairs of lags for all resamples at once would be gigabytes.
-    parts = np.array_split(np.arange(resamples), max(1, resamples // 50))
-    log_beta = np.concatenate([_refit(phi, means[:, i], fit) for i in parts])
-    norms = None if gradient_norms is None else np.asarray(gradient_norms, dtype=np.float64)
-    _, log_relative = log_bounds(means, log_beta, fit.tau, norms)
+    bounds = [
+        bias_bound(mean, _refit(phi, mean, fit), gradient_norms) for mean in draws @ phi.T / samples
+    ]
     tails = [(1 - level) / 2, (1 + level) / 2]
 
-    def interval(values: Array) -> Interval:
+    def interval(values: Sequence[float]) -> Interval:
         low, high = np.quantile(values, tails)
         return float(low), float(high)
 
-    with np.errstate(over="ignore"):
-        beta = np.exp(log_beta)
-        # Order statistics, not interpolation: between two infinite bounds lies no number.
-        ordered = np.sort(log_relative, axis=1)
-        picks = [round(t * (resamples - 1)) for t in tails]
-        relative = np.exp(ordered[:, picks].T)
+    # Order statistics, not interpolation: between two infinite bounds lies no number.
+    relative = np.sort([bound.relative for bound in bounds], axis=0)
+    picks = [round(t * (resamples - 1)) for t in tails]
     ks = {
-        d: interval(np.minimum(smallest_k(log_relative, log_beta, d, k_min, k_max), k_max))
+        d: interval([min(bound.smallest_k(d, k_min, k_max), k_max) for bound in bounds])
         for d in deltas
     }
-    return Uncertainty(interval(beta), relative, ks, level, samples)
+    return Uncertainty(interval([b.beta for b in bounds]), relative[picks], ks, level, samples)
 
 
-def _refit(phi: Array, means: Array, fit: DecayFit) -> Array:
-    """Return the slope of every resample `(resamples,)`."""
+def _refit(phi: Array, mean: Array, fit: DecayFit) -> DecayFit:
+    """Fit the mean of a resample on the lags of `fit`."""
     if fit.tail == "zero":
-        return np.full(means.shape[1], -np.inf)
-    lags = fitted_lags(phi.mean(axis=1), fit.tau, fit.last)
-    curve = means[lags]
+        return fit
+    lags = np.arange(fit.tau, fit.last + 1)
+    lags = lags[phi[lags].any(axis=1)]
+    curve = np.zeros(fit.last + 1)
     # A resample may by chance hold only samples that are zero at some lag: as if at the floor.
-    lowest = curve[curve > 0.0].min()
-    return slopes(lags, np.log(np.maximum(curve, lowest)), fit.method)
+    curve[lags] = np.maximum(mean[lags], mean[lags][mean[lags] > 0.0].min())
+    return fit_decay(curve, fit.tau, fit.method, floor=0.0)
