@@ -106,7 +106,7 @@ def check_target(
     )
     sampling = Sampling(burn_in=target.burn_in, seed=target.seed + 2)
     request = LagRequest(target.lags, batches=max(2, segments // 2))
-    profile, _ = request.measure(sampling.source(objective, stream))
+    profile = request.measure(sampling.source(objective, stream))
     k_max = target.lags if target.k_max is None else target.k_max
     found = {}
     curves: dict[str, Curve] = {n: gauge.bias(profile) for n, gauge in target.gauges.items()}

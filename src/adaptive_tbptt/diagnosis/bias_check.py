@@ -138,5 +138,5 @@ def measure_levels(
             f"it takes at least {needed} segments to tell a gradient from noise at level "
             f"{how.level:g}, got {request.segments}"
         )
-    sums, _ = request.measure(how.source(objective, stream))
+    sums = request.measure(how.source(objective, stream))
     return level_bias(sums, how.level)

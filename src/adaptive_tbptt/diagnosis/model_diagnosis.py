@@ -191,7 +191,7 @@ def diagnose(
     costs = window_costs(source, losses, contexts)
     bounds: list[float | None] = [None] * len(contexts)
     if bound:
-        profile, _ = LagRequest(lags, math.ceil(how.samples / stream.rows)).measure(source)
+        profile = LagRequest(lags, math.ceil(how.samples / stream.rows)).measure(source)
         paper = PaperGauge().bias(profile)
         bounds = [paper.relative_at(c) for c in contexts]
     columns = zip(contexts, curve.estimate, curve.low, curve.high, costs, bounds, strict=True)
@@ -249,7 +249,7 @@ def _measure(
     report = _Progress(show)
     began = time.monotonic()
     pilot = min(PILOT, segments or PILOT)
-    sums, _ = _sized(request, pilot).measure(source, progress=report)
+    sums = _sized(request, pilot).measure(source, progress=report)
     if segments is None:
         each = (time.monotonic() - began) / pilot
         affordable = int((seconds - (time.monotonic() - began)) / max(each, 1e-9))
@@ -260,7 +260,7 @@ def _measure(
         more = segments - pilot
     if more > 0:
         report.done = pilot
-        rest, _ = _sized(request, more).measure(source, progress=report, before=pilot)
+        rest = _sized(request, more).measure(source, progress=report, before=pilot)
         sums = LevelSums.concatenate([sums, rest])
     report.close()
     return sums
