@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import adaptive_tbptt as at
-from adaptive_tbptt.measure import lag_probe
+from adaptive_tbptt.measure import fused_layer, lag_probe
 from adaptive_tbptt.measure.fused_layer import LayerPass, find_fused_layer
 
 from ..oracle import CoreHead, DictState
@@ -282,6 +282,22 @@ def test_the_path_is_decided_anew_for_another_number_format_or_other_settings(mo
     with torch.autocast("cpu", torch.bfloat16):
         at.probe(model, F.mse_loss, x.float(), y.float())
     assert taken == ["fused_pass", "StepPass", "fused_pass", "StepPass"]
+
+
+def test_a_loop_decides_once_however_often_it_estimates(monkeypatch):
+    decided, find = [], fused_layer._find
+    monkeypatch.setattr(fused_layer, "_find", lambda *a: (decided.append(1), find(*a))[1])
+    stream = at.SequenceStream(torch.randn(90, ROWS, 3), torch.randn(90, ROWS, 4))
+    rule = at.BiasTolerance(0.5, k_max=8, lags=10, gauge=at.truncate.PaperGauge())
+    tbptt = at.AdaptiveTBPTT(nn.GRU(3, 4), F.mse_loss, rule, estimates_per_epoch=5, burn_in=2)
+    for window in tbptt.windows(stream):
+        window.backward()
+    assert len(tbptt.history) == 5
+    assert len(decided) == 1
+    tbptt.recurrent.module.float()
+    x, y = torch.randn(STEPS, ROWS, 3).float(), torch.randn(STEPS, ROWS, 4).float()
+    at.probe(tbptt.recurrent, F.mse_loss, x, y)
+    assert len(decided) == 2
 
 
 @pytest.mark.parametrize("make", [Dropped, Packed])

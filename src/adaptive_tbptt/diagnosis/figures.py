@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..estimate.decay import DecayFit
-from ..estimate.lag_profile import LagProfile, underflowed
+from ..estimate.lag_profile import LagProfile
 from ..estimate.level_bias import LevelCurve
 from ..estimate.truncation import TruncationDecision
 from .model_diagnosis import Row
@@ -37,7 +37,7 @@ def decay_figure(
     figure = Figure(figsize=(7.0, 4.5), layout="constrained")
     axes = figure.add_subplot()
     lags = np.arange(len(mean))
-    seen = ~underflowed(mean, profile.floor)
+    seen = ~profile.underflowed
 
     def positive(values: np.ndarray) -> np.ndarray:
         return np.where((values > 0.0) & seen, values, np.nan)

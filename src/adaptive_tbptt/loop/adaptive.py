@@ -227,6 +227,8 @@ class AdaptiveTBPTT:
         self._prepared = True
         segment = part.peek(LOOK_STEPS)
         look(self.objective, segment, part)
+        if self.request is not None:
+            self.request.prepare(self.objective, segment)
 
     @property
     def request(self) -> Request | None:

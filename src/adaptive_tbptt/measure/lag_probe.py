@@ -140,10 +140,8 @@ def probe_segment(
         starts = range(burn_in, end, held)
         parts = [segment.between(start, min(start + held, end)) for start in starts]
         layer = None
-        # Under autocast products change their format: the general path leaves that to torch.
-        if parts and settings.fused and autocast_format(recurrent.device) is None:
-            inputs = segment.between(burn_in, end).inputs
-            layer = find_fused_layer(recurrent, inputs, state)
+        if parts and settings.fused:
+            layer = find_fused_layer(recurrent, segment.between(burn_in, end).inputs, state)
 
         def run(part: Segment, state: State) -> Pass:
             if layer is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from .._torch.preserve_model import measuring, preserve
-from ..data.nest import slice_steps
+from ..data.nest import detach, slice_steps
 from ..data.segment import Segment, check_finite
 from ..data.stream import Stream
 from ..estimate.lag_profile import LagProfile
@@ -20,6 +21,7 @@ from ..model.objective import Objective
 from ..model.running import warm_up
 from .checks import NOT_REACHED, alive_rows, check_reached, refuse_batch_norm
 from .fold import Fold
+from .fused_layer import find_fused_layer
 from .lag_probe import ProbeSettings, probe_segment
 from .levels import check_contexts, level_gradients
 
@@ -100,6 +102,14 @@ class LagRequest:
         """Steps of data that one segment needs after the burn-in."""
         return self.lags
 
+    def prepare(self, objective: Objective, segment: Segment) -> None:
+        """Look at some steps of data once, to decide which path probes take through the model."""
+        recurrent = objective.recurrent
+        inputs = recurrent.place(segment.inputs)
+        with measuring([recurrent.module]), suppress(ValueError):
+            # ValueError: the model does not say where it starts; a burn-in will.
+            find_fused_layer(recurrent, inputs, detach(recurrent.initial_state(inputs)))
+
     def measure(self, source: Source) -> LagProfile:
         """Draw segments, probe them and join their profiles."""
         objective, profiles, flags = source.objective, [], []
@@ -168,6 +178,9 @@ class LevelRequest:
         """Segments to draw."""
         return self.segments
 
+    def prepare(self, objective: Objective, segment: Segment) -> None:
+        """Do nothing: levels take the same path through every model."""
+
     def measure(
         self, source: Source, progress: Progress | None = None, before: int = 0
     ) -> LevelSums:
@@ -229,16 +242,14 @@ class LevelRequest:
 
 def trained_parameters(objective: Objective) -> dict[str, torch.Tensor]:
     """Return the parameters that require a gradient, by name; tied ones once."""
-    found: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()  # a loss may share a parameter with the model
+    names: dict[torch.Tensor, str] = {}  # a loss may share a parameter with the model
     for index, module in enumerate(objective.modules):
         for name, p in module.named_parameters():
-            if p.requires_grad and id(p) not in seen:
-                found[f"{index}.{name}"] = p
-                seen.add(id(p))
-    if not found:
+            if p.requires_grad:
+                names.setdefault(p, f"{index}.{name}")
+    if not names:
         raise ValueError("no parameter of the model requires a gradient")
-    return found
+    return {name: p for p, name in names.items()}
 
 
 Request = LagRequest | LevelRequest
