@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -122,10 +123,10 @@ def probe_segment(
     """
     recurrent, settings = objective.recurrent, settings or ProbeSettings()
     check_finite(segment.inputs)
-    if not 0 <= burn_in < segment.steps:
+    steps, held = segment.steps, settings.held_steps
+    if not 0 <= burn_in < steps:
         raise ValueError(
-            f"burn_in must be in [0, {segment.steps - 1}] to leave a lag in {segment.steps} "
-            f"steps, got {burn_in}"
+            f"burn_in must be in [0, {steps - 1}] to leave a lag in {steps} steps, got {burn_in}"
         )
     segment, state = recurrent.place((segment, state))
     with measuring(objective.modules, train):
@@ -136,12 +137,12 @@ def probe_segment(
             state = as_real(state)
             recurrent.check_rows(state, segment.inputs)
         state = warm_up(recurrent, segment, burn_in, state)
-        end, held = segment.steps - 1, settings.held_steps
-        starts = range(burn_in, end, held)
-        parts = [segment.between(start, min(start + held, end)) for start in starts]
+        before, step = segment.between(burn_in, steps - 1), segment.between(steps - 1, steps)
+        cuts = [*range(0, before.steps, held), before.steps]
+        parts = [before.between(start, stop) for start, stop in pairwise(cuts)]
         layer = None
         if parts and settings.fused:
-            layer = find_fused_layer(recurrent, segment.between(burn_in, end).inputs, state)
+            layer = find_fused_layer(recurrent, before.inputs, state)
 
         def run(part: Segment, state: State) -> Pass:
             if layer is None:
@@ -149,9 +150,8 @@ def probe_segment(
             return fused_pass(recurrent, layer, part, state)
 
         earlier = Replay(recurrent, parts, state, run)
-        step = segment.between(end, segment.steps)
         last = LossStep(objective, step, earlier.final)
-        norms = LagNorms(recurrent, last.readout, last.step, segment.steps - burn_in, last.scale)
+        norms = LagNorms(recurrent, last.readout, last.step, steps - burn_in, last.scale)
         norms.add([g[None] for g in last.lag1])
         gradients = last.lag1
         for _ in parts:
