@@ -58,7 +58,7 @@ def run(config: LanguageConfig, path: Path, epochs: int, segments: int) -> None:
         torch.Generator().manual_seed(1),
         seed=1,
     )
-    profile, _ = at.measure.LagRequest(config.lags, batches=max(2, segments // 8)).measure(source)
+    profile = at.measure.LagRequest(config.lags, batches=max(2, segments // 8)).measure(source)
     curves = {name: gauge.bias(profile) for name, gauge in GAUGES.items()}
     found: dict[str, Any] = {
         "epoch": epochs,
@@ -77,7 +77,7 @@ def run(config: LanguageConfig, path: Path, epochs: int, segments: int) -> None:
         request = at.measure.LevelRequest(
             at.estimate.levels_up_to(config.lags), losses, segments, groups=32, size=2**16
         )
-        evidence, _ = request.measure(source)
+        evidence = request.measure(source)
         curve = gauge.bias(evidence)
         found[f"levels, {losses}"] = {
             **curve.brief(), "samples": curve.samples, "tail": _finite(curve.tail)

@@ -113,7 +113,7 @@ def choices(
             source = at.measure.Source(
                 objective, stream, config.burn_in, torch.Generator().manual_seed(2 + repeat)
             )
-            evidence, _ = request.measure(source)
+            evidence = request.measure(source)
             for delta in DELTAS:
                 state = dataclasses.replace(rule, delta=delta).update(rule.init(), evidence)
                 assert state.decision is not None

@@ -97,7 +97,7 @@ def check_target(target: RunTarget, *, split: str, segments: int) -> TargetCheck
     )
     sampling = Sampling(burn_in=target.burn_in, seed=target.seed + 2)
     request = LagRequest(target.lags, batches=max(2, segments // 2))
-    profile, _ = request.measure(sampling.source(objective, stream))
+    profile = request.measure(sampling.source(objective, stream))
     curves: dict[str, Curve] = {n: gauge.bias(profile) for n, gauge in target.gauges.items()}
     curves["measured"] = single
     k_max = target.lags if target.k_max is None else target.k_max

@@ -47,8 +47,8 @@ def adaptive(model, **options):
     def halve(optimizer):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
 
-    control = at.truncate.Smoothed(
-        at.BiasTolerance(delta=0.05, k_max=12, lags=14, gauge=at.truncate.PaperGauge()), weight=0.5
+    control = at.truncate.RateLimited(
+        at.BiasTolerance(delta=0.05, k_max=12, lags=14, gauge=at.truncate.PaperGauge())
     )
     return Mine(model, control, schedule=halve, estimate_every=30, **options)
 

@@ -7,10 +7,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import adaptive_tbptt as at
-from adaptive_tbptt.data import Segment
-from adaptive_tbptt.measure import plan as plan_module
-from adaptive_tbptt.measure.fused_layer import LayerPass
-from adaptive_tbptt.measure.lag_probe import probe_segment
+from adaptive_tbptt.measure import fused_layer, lag_probe
+from adaptive_tbptt.measure.fused_layer import LayerPass, find_fused_layer
 
 from ..oracle import CoreHead, DictState
 
@@ -68,19 +66,9 @@ def assert_same(fast, slow, rtol=1e-10):
         np.testing.assert_allclose(fast.component_norms[name], norms, rtol=rtol)
 
 
-def plan_of(model, x, y=None, loss_fn=F.mse_loss):
-    """The plan that a probe decided on, handed back for the next one."""
-    segment = Segment(x, torch.randn(*x.shape[:2], 4) if y is None else y)
-    objective = at.model.Objective.of(model, loss_fn)
-    return probe_segment(objective, segment, settings=at.measure.ProbeSettings())[1]
-
-
-def flat_loss(outputs, targets):
-    return outputs.square().mean()
-
-
 def is_fused(model, x):
-    return plan_of(model, x, loss_fn=flat_loss).layer is not None
+    recurrent = at.model.as_recurrent(model)
+    return find_fused_layer(recurrent, x, recurrent.initial_state(x)) is not None
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -181,7 +169,7 @@ def test_sequences_that_start_inside_the_window_take_the_fast_path_too(name, mon
     def refuse(*arguments):
         raise AssertionError("the general path was taken")
 
-    monkeypatch.setattr(plan_module, "StepPass", refuse)
+    monkeypatch.setattr(lag_probe, "StepPass", refuse)
     fast = at.probe(model, F.mse_loss, x, y, resets=resets)
     assert_same(fast, slow)
     # Row 1 starts at step 10: nothing reaches beyond the step that its last loss follows.
@@ -275,42 +263,30 @@ def test_a_single_step_does_not_decide_for_the_fast_path():
     resets[1, 0] = True
     model = StepByStep()
     assert_same(*both(model, x, y, resets=resets), rtol=1e-5)
-    objective = at.model.Objective.of(StepByStep(), F.mse_loss)
-    settings = at.measure.ProbeSettings()
-    short, long = Segment(x[:2], y[:2]), Segment(x, y)
-    _, open_plan = probe_segment(objective, short, settings=settings)
-    assert open_plan.holds_for is None  # the next probe decides anew
-    _, plan = probe_segment(objective, long, settings=settings, plan=open_plan)
-    assert plan.holds_for is not None
-    assert plan.layer is None
-    _, again = probe_segment(objective, long, settings=settings, plan=plan)
-    assert again is plan
+    assert not is_fused(model, x[:1])
+    assert not is_fused(model, x)
 
 
-def test_a_plan_is_decided_anew_for_another_number_format_or_other_settings():
+def test_the_path_is_decided_anew_for_another_number_format_or_other_settings(monkeypatch):
     x, y = torch.randn(STEPS, ROWS, 3), torch.randn(STEPS, ROWS, 4)
-    model = nn.GRU(3, 4)
-    objective = at.model.Objective.of(model, F.mse_loss)
-    settings = at.measure.ProbeSettings()
-    _, plan = probe_segment(objective, Segment(x, y), settings=settings)
-    assert plan.layer is model
-    _, general = probe_segment(objective, Segment(x, y), settings=GENERAL, plan=plan)
-    assert general.layer is None
-    model.float()
-    small = Segment(x.float(), y.float())
-    _, other = probe_segment(objective, small, settings=settings, plan=plan)
-    assert other is not plan
-    assert other.layer is model
-    model.weight_hh_l0.data.mul_(0.5)  # other parameters do not change the path
-    assert probe_segment(objective, small, settings=settings, plan=other)[1] is other
+    model, taken = at.model.as_recurrent(nn.GRU(3, 4)), []
+    for name in ("StepPass", "fused_pass"):
+        run = getattr(lag_probe, name)
+        monkeypatch.setattr(
+            lag_probe, name, lambda *a, name=name, run=run: (taken.append(name), run(*a))[1]
+        )
+    at.probe(model, F.mse_loss, x, y)
+    at.probe(model, F.mse_loss, x, y, settings=GENERAL)
+    model.module.float()
+    at.probe(model, F.mse_loss, x.float(), y.float())
+    with torch.autocast("cpu", torch.bfloat16):
+        at.probe(model, F.mse_loss, x.float(), y.float())
+    assert taken == ["fused_pass", "StepPass", "fused_pass", "StepPass"]
 
 
 def test_a_loop_decides_once_however_often_it_estimates(monkeypatch):
-    decided = []
-    find = plan_module.find_fused_layer
-    monkeypatch.setattr(
-        plan_module, "find_fused_layer", lambda *a: (decided.append(1), find(*a))[1]
-    )
+    decided, find = [], fused_layer._find
+    monkeypatch.setattr(fused_layer, "_find", lambda *a: (decided.append(1), find(*a))[1])
     stream = at.SequenceStream(torch.randn(90, ROWS, 3), torch.randn(90, ROWS, 4))
     rule = at.BiasTolerance(0.5, k_max=8, lags=10, gauge=at.truncate.PaperGauge())
     tbptt = at.AdaptiveTBPTT(nn.GRU(3, 4), F.mse_loss, rule, estimates_per_epoch=5, burn_in=2)
@@ -318,13 +294,17 @@ def test_a_loop_decides_once_however_often_it_estimates(monkeypatch):
         window.backward()
     assert len(tbptt.history) == 5
     assert len(decided) == 1
+    tbptt.recurrent.module.float()
+    x, y = torch.randn(STEPS, ROWS, 3).float(), torch.randn(STEPS, ROWS, 4).float()
+    at.probe(tbptt.recurrent, F.mse_loss, x, y)
+    assert len(decided) == 2
 
 
 @pytest.mark.parametrize("make", [Dropped, Packed])
 def test_the_fast_path_is_not_taken_where_training_or_packing_differs(make):
     model = make()
     x, y = torch.randn(STEPS, ROWS, 3), torch.randn(STEPS, ROWS, 4)
-    assert plan_of(model, x, y).layer is None
+    assert not is_fused(model, x)
     torch.manual_seed(5)
     fast = at.probe(model, F.mse_loss, x, y)
     torch.manual_seed(5)

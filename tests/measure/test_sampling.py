@@ -54,7 +54,7 @@ def vectors(model, stream, loss_fn, steps, losses, segments, seed=0):
 def test_windows_are_dealt_to_groups_and_weighed_by_their_losses(groups):
     model, stream = nn.GRU(3, 4), at.SequenceStream(*data())
     request = LevelRequest(CONTEXTS, losses=2, segments=6, groups=groups)
-    sums, _ = request.measure(source(model, stream))
+    sums = request.measure(source(model, stream))
     cumulated = vectors(model, stream, F.mse_loss, request.steps, 2, 6)
     number = 2 if groups == 2 else 6
     expected = cumulated.reshape(6 // number, number, *cumulated.shape[1:]).sum(axis=0)
@@ -73,7 +73,7 @@ def test_masked_losses_do_not_count():
     y[torch.rand(80, ROWS) < 0.7] = -100
     model, stream = nn.GRU(3, 4), at.SequenceStream(x, y)
     request = LevelRequest(CONTEXTS, losses=2, segments=8)
-    sums, _ = request.measure(source(model, stream, Flat()))
+    sums = request.measure(source(model, stream, Flat()))
     expected = vectors(model, stream, Flat(), request.steps, 2, 8)
     np.testing.assert_allclose(np.cumsum(sums.vectors, axis=1), expected, rtol=1e-9, atol=1e-9)
     assert len(set(sums.counts)) > 1
@@ -106,7 +106,7 @@ def test_a_seed_fixes_segments_and_dropout_and_windows_differ():
         objective = at.model.Objective.of(model, F.mse_loss)
         generator = torch.Generator().manual_seed(seed)
         where = Source(objective, stream, BURN_IN, generator, seed=dropout)
-        return request.measure(where)[0].vectors
+        return request.measure(where).vectors
 
     one = vectors_of(0, 3)
     np.testing.assert_array_equal(vectors_of(0, 3), one)
@@ -128,7 +128,7 @@ def test_parameters_that_no_gradient_reaches_are_named():
             h, state = self.gru(x, state)
             return h + 0.0 * self.multiplied, state
 
-    sums, _ = LevelRequest(CONTEXTS).measure(source(Part(), at.SequenceStream(*data())))
+    sums = LevelRequest(CONTEXTS).measure(source(Part(), at.SequenceStream(*data())))
     assert sums.unreached == ("multiplied", "unused.weight", "unused.bias")
 
 
@@ -185,7 +185,7 @@ def test_a_kernel_that_drops_the_gradient_is_refused(request_, resets):
 
 
 def test_without_any_context_nothing_is_to_be_reached():
-    sums, _ = LevelRequest((0,), losses=3).measure(source(Detached(), at.SequenceStream(*data())))
+    sums = LevelRequest((0,), losses=3).measure(source(Detached(), at.SequenceStream(*data())))
     assert np.abs(sums.vectors).max() > 0
 
 
@@ -232,8 +232,8 @@ def test_progress_is_told_after_every_window():
 
 def test_large_models_are_sketched_to_the_size_that_is_asked_for():
     model, stream = nn.GRU(3, 4), at.SequenceStream(*data())
-    whole, _ = LevelRequest(CONTEXTS, segments=8).measure(source(model, stream))
-    small, _ = LevelRequest(CONTEXTS, segments=8, size=64).measure(source(model, stream))
+    whole = LevelRequest(CONTEXTS, segments=8).measure(source(model, stream))
+    small = LevelRequest(CONTEXTS, segments=8, size=64).measure(source(model, stream))
     assert whole.size == sum(p.numel() for p in model.parameters())
     assert small.size <= 64
     gram = np.einsum("gls,hls->lgh", whole.vectors, whole.vectors)
@@ -260,7 +260,7 @@ class Pair:
 def test_processes_are_asked_for_sums_and_counts():
     model, stream, both = nn.GRU(3, 4), at.SequenceStream(*data()), Pair()
     request = LevelRequest(CONTEXTS, losses=2, segments=3)
-    alone, _ = request.measure(source(model, stream))
-    together, _ = request.measure(source(model, stream, processes=both))
+    alone = request.measure(source(model, stream))
+    together = request.measure(source(model, stream, processes=both))
     np.testing.assert_allclose(together.vectors, 2 * alone.vectors)
     np.testing.assert_allclose(together.counts, 2 * alone.counts)

@@ -145,7 +145,7 @@ def test_complex_parameters_are_measured_by_level_as_pairs_are():
     def measure(model):
         objective = at.model.Objective.of(model, nn.functional.mse_loss)
         stream, generator = at.SequenceStream(x, y, resets), torch.Generator().manual_seed(0)
-        return request.measure(at.measure.Source(objective, stream, 5, generator))[0]
+        return request.measure(at.measure.Source(objective, stream, 5, generator))
 
     ours, theirs = measure(Shifted()), measure(Shifted(pairs=True))
     assert ours.size == theirs.size == sum(p.numel() for p in Shifted(pairs=True).parameters())

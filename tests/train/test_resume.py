@@ -52,8 +52,8 @@ def test_a_resumed_run_equals_the_uninterrupted_one_wherever_it_stopped(uninterr
 
 def test_many_interruptions_and_wrappers_resume_exactly_too(tmp_path):
     control = at.truncate.RateLimited(
-        at.truncate.Smoothed(
-            at.BiasTolerance(delta=0.3, k_max=12, lags=20, gauge=at.truncate.PaperGauge())
+        at.truncate.Limited(
+            at.BiasTolerance(delta=0.3, k_max=12, lags=20, gauge=at.truncate.PaperGauge()), 2, 11
         )
     )
 

@@ -31,11 +31,8 @@ CONTROLLERS = {
     "buckets": at.truncate.Bucketed(TOLERANCE, (4, 16, 64)),
     "powers": at.truncate.Bucketed(TOLERANCE),
     "rate": at.truncate.RateLimited(TOLERANCE, factor=1.5),
-    "smoothed": at.truncate.Smoothed(TOLERANCE, weight=0.3),
     "all": at.truncate.Bucketed(
-        at.truncate.RateLimited(
-            at.truncate.Smoothed(at.truncate.Limited(TOLERANCE, low=3, high=40))
-        )
+        at.truncate.RateLimited(at.truncate.Limited(TOLERANCE, low=3, high=40))
     ),
 }
 
@@ -188,35 +185,6 @@ def test_a_slow_fall_takes_its_time_and_a_rise_does_not():
         at.truncate.RateLimited(rule, fall=0.9)
 
 
-def test_smoothing_averages_log_phi():
-    controller = at.truncate.Smoothed(TOLERANCE, weight=0.25)
-    *_, last = run(controller, [0.5, 0.9])
-    logs = [np.log(profile(b, i).mean) for i, b in enumerate([0.5, 0.9])]
-    expected = 0.75 * logs[0] + 0.25 * logs[1]
-    np.testing.assert_allclose(np.diff(last.memory), np.diff(expected), atol=1e-12)
-    assert np.exp(last.memory).sum() == pytest.approx(np.exp(logs[1]).sum())  # not the level
-    # log phi averaged: the rate is the geometric mean of the two.
-    assert last.decision.beta == pytest.approx(0.5**0.75 * 0.9**0.25, rel=0.05)
-    assert [c.k for c in run(at.truncate.Smoothed(TOLERANCE, weight=1.0), BETAS)] == [
-        c.k for c in run(TOLERANCE, BETAS)
-    ]
-
-
-def test_smoothing_does_not_mistake_a_fall_of_all_gradients_for_a_decay():
-    controller = at.truncate.Smoothed(
-        at.BiasTolerance(0.2, lags=60, gauge=at.truncate.ReleaseGauge())
-    )
-    control, ks = controller.init(), []
-    for scale in (1.0, 1.0, 0.01, 0.01, 1.0):
-        norms = scale * profile(0.8).state_norms
-        seen = at.estimate.LagProfile(norms, {"h": norms}, np.cumsum(norms[:, :4], axis=0))
-        control = controller.update(control, seen)
-        ks.append(control.k)
-    assert len(set(ks)) == 1
-    with pytest.raises(ValueError, match="remembers earlier windows by itself"):
-        at.truncate.Smoothed(at.BiasTolerance(0.2, gauge=at.truncate.MeasuredGauge()))
-
-
 def test_a_k_that_was_changed_is_not_called_the_smallest():
     control = at.truncate.Bucketed(TOLERANCE, (16, 64)).update(
         at.truncate.Bucketed(TOLERANCE, (16, 64)).init(), profile(0.5)
@@ -225,23 +193,13 @@ def test_a_k_that_was_changed_is_not_called_the_smallest():
     assert "k=16 meets" in control.decision.message
 
 
-def test_what_a_wrapper_reports_rests_on_what_was_smoothed():
-    smooth = at.truncate.Smoothed(TOLERANCE, weight=0.25)
-    *_, plain = run(smooth, [0.5, 0.9])
-    *_, rounded = run(at.truncate.Bucketed(smooth, (64,)), [0.5, 0.9])
-    assert rounded.decision.beta == plain.decision.beta
-    assert rounded.decision.relative_bias < plain.decision.relative_bias
-
-
 def test_the_norms_behind_an_estimate_are_those_that_were_fitted():
-    smooth = at.truncate.Smoothed(TOLERANCE, weight=0.25)
-    *_, last = run(at.truncate.Bucketed(smooth), [0.5, 0.9])
-    kept = at.truncate.Bucketed(smooth).brief(last, profile(0.9, 1))["decay"]
-    assert kept["lags"] == list(range(61))
-    assert at.fit_decay(kept["phi"]).beta == pytest.approx(last.decision.beta, rel=1e-3)
-    *_, plain = run(TOLERANCE, [0.5, 0.9])
-    kept = TOLERANCE.brief(plain, profile(0.9, 1))["decay"]
-    np.testing.assert_allclose(kept["phi"], profile(0.9, 1).mean, rtol=1e-3)
+    for controller in (TOLERANCE, at.truncate.Bucketed(TOLERANCE)):
+        *_, last = run(controller, [0.5, 0.9])
+        kept = controller.brief(last, profile(0.9, 1))["decay"]
+        assert kept["lags"] == list(range(61))
+        assert at.fit_decay(kept["phi"]).beta == pytest.approx(last.decision.beta, rel=1e-3)
+        np.testing.assert_allclose(kept["phi"], profile(0.9, 1).mean, rtol=1e-3)
 
 
 def test_a_k_on_its_way_up_is_held_back_and_not_too_small_a_k_max():
@@ -265,17 +223,6 @@ def test_a_wrapper_keeps_what_the_wrapped_controller_could_not_do():
     assert control.decision.relative_bias > control.inner.decision.relative_bias
 
 
-def test_smoothing_leaves_lags_alone_that_only_one_estimate_resolved():
-    norms = np.where(np.arange(61)[:, None] < 30, profile(0.5).state_norms, 0.0)
-    ends = at.estimate.LagProfile(norms, {"h": norms}, np.cumsum(norms[:, :4], axis=0))
-    controller = at.truncate.Smoothed(TOLERANCE)
-    with np.errstate(all="raise"):
-        control = controller.update(controller.init(), ends)
-        control = controller.update(control, profile(0.5))
-        control = controller.update(control, ends)
-    assert control.decision.beta == 0.0
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -287,7 +234,6 @@ def test_smoothing_leaves_lags_alone_that_only_one_estimate_resolved():
         lambda: at.truncate.Limited(TOLERANCE, low=3, high=2),
         lambda: at.truncate.Bucketed(TOLERANCE, (4, 2)),
         lambda: at.truncate.RateLimited(TOLERANCE, factor=1.0),
-        lambda: at.truncate.Smoothed(TOLERANCE, weight=0.0),
     ],
 )
 def test_options_are_checked_at_construction(make):

@@ -131,5 +131,5 @@ def measure_levels(
     """Measure the bias of every context on that many random segments."""
     how.require(segments)
     request = LevelRequest(contexts, losses, segments, GROUPS, SIZE)
-    sums, _ = request.measure(how.source(objective, stream))
+    sums = request.measure(how.source(objective, stream))
     return level_bias(sums, how.level)

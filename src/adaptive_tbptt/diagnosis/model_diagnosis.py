@@ -93,7 +93,7 @@ def diagnose(
     costs = window_costs(source, losses, contexts)
     bounds: list[float | None] = [None] * len(contexts)
     if bound:
-        profile, _ = LagRequest(lags, math.ceil(how.samples / stream.rows)).measure(source)
+        profile = LagRequest(lags, math.ceil(how.samples / stream.rows)).measure(source)
         paper = PaperGauge().bias(profile)
         bounds = [paper.relative_at(c) for c in contexts]
     shares = (curve.estimate, curve.low, curve.high, costs)

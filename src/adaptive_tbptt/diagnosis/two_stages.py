@@ -40,7 +40,7 @@ def measure_in_two_stages(
     report = _Progress(show)
     began = time.monotonic()
     pilot = min(PILOT, segments or PILOT)
-    sums, _ = replace(request, segments=pilot).measure(source, progress=report)
+    sums = replace(request, segments=pilot).measure(source, progress=report)
     if segments is None:
         each = (time.monotonic() - began) / pilot
         affordable = int((seconds - (time.monotonic() - began)) / max(each, 1e-9))
@@ -52,7 +52,7 @@ def measure_in_two_stages(
         more = segments - pilot
     if more > 0:
         report.done = pilot
-        rest, _ = replace(request, segments=more).measure(source, progress=report, before=pilot)
+        rest = replace(request, segments=more).measure(source, progress=report, before=pilot)
         sums = LevelSums.concatenate([sums, rest])
     report.close()
     return sums

@@ -89,30 +89,28 @@ class BiasCurve:
     def explain(self, k: int, outcome: Outcome, limits: Limits) -> str:
         """Say in a sentence what `choose` found."""
         fit, delta, k_max = self.fit, limits.delta, limits.k_max
-        bound = self.relative_at(k)
-        if outcome is Outcome.MET:
-            return f"k={k} meets delta={delta:g} with a bound of {bound:.3g}"
-        if outcome is Outcome.MET_AT_MINIMUM:
-            return f"delta={delta:g} is met already at k_min={k}, with a bound of {bound:.3g}"
-        if outcome is Outcome.WINDOW_TOO_SHORT:
-            return (
+        if outcome is Outcome.BEYOND_MAXIMUM:
+            far = 100 * k_max  # arbitrary: how far to look for the k that would do
+            first = self.smallest_k(delta, 1, far)
+            where = f"; {first} would" if first <= far else ""
+            return f"no k up to {k_max} meets delta={delta:g}{where}; using {k_max}"
+        bound = f"with a bound of {self.relative_at(k):.3g}"
+        return {
+            Outcome.MET: f"k={k} meets delta={delta:g} {bound}",
+            Outcome.MET_AT_MINIMUM: f"delta={delta:g} is met already at k_min={k}, {bound}",
+            Outcome.WINDOW_TOO_SHORT: (
                 f"k={k} meets delta={delta:g}, but past tau={fit.tau}, where the bound rests on "
                 "the fitted decay alone; measure more lags"
-            )
-        if outcome is Outcome.NO_DECAY:
-            return (
+            ),
+            Outcome.NO_DECAY: (
                 f"the gradient does not decay (beta={fit.rate} >= 1 from lag {fit.tau} on), so "
                 f"no k meets delta={delta:g}; using {k_max}"
-            )
-        if outcome is Outcome.NO_BOUND:
-            return (
+            ),
+            Outcome.NO_BOUND: (
                 "the relative bias has no bound: what is cut outweighs what is kept at every k "
                 f"that was measured (beta={fit.rate}), so no k meets delta={delta:g}; using {k_max}"
-            )
-        far = 100 * k_max  # arbitrary: how far to look for the k that would do
-        first = self.smallest_k(delta, 1, far)
-        where = f"; {first} would" if first <= far else ""
-        return f"no k up to {k_max} meets delta={delta:g}{where}; using {k_max}"
+            ),
+        }[outcome]
 
 
 def bias_bound(phi: ArrayLike, fit: DecayFit, gradient_norms: ArrayLike | None = None) -> BiasCurve:
@@ -173,8 +171,8 @@ def log_bounds(
     Args:
         phi: `(lags + 1, curves)`.
         log_beta: `(curves,)`.
-        tau: shared by all curves.
-        gradient_norms: `(lags + 1,)`.
+        tau: shared by all curves, as are the gradient norms.
+        gradient_norms: `(lags + 1,)`, as in `bias_bound`.
     """
     log_phi = _log(phi)
     decays = log_beta < 0.0

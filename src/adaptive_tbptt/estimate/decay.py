@@ -15,17 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
-
-
 Method = Literal["ols", "max", "quantile"]
-
-
-Pairs = Literal["all", "tau"]
-
-
-Average = Literal["before", "after"]
-
-
 Tail = Literal["measured", "underflow", "zero"]
 QUANTILE = 0.9  # of the slopes, for method 'quantile'; arbitrary
 
@@ -134,13 +124,12 @@ def fit_decay(
 
 def fitted_lags(curve: Array, start: int, last: int) -> NDArray[np.int64]:
     """Return the lags from `start` to `last` whose norm is not zero, which has no logarithm."""
-    lags = np.arange(max(start, 0), last + 1)
-    lags = lags[curve[lags] > 0.0]
+    start = max(start, 0)
+    lags = start + np.flatnonzero(curve[start : last + 1] > 0.0)
     if len(lags) < 2:
         raise ValueError(
-            f"a decay needs at least two norms above zero and above the floor of the number "
-            f"format; from lag {max(start, 0)} on there are {len(lags)}. Measure a longer end, "
-            "or lower tau"
+            "a decay needs at least two norms above zero and above the floor of the number "
+            f"format; from lag {start} on there are {len(lags)}. Measure a longer end, or lower tau"
         )
     return lags
 
@@ -171,14 +160,11 @@ def resolve(curve: Array, floor: float | None = None) -> tuple[int, Tail]:
     if positive.size == 0:
         return -1, "zero"
     smallest = float(positive.min())
-    lowest = _FLOORS[0] if floor is None else floor
-    if floor is None:
-        floor = _guess_floor(smallest)
-    end = len(curve) - 1
-    above = np.flatnonzero(curve > floor)
+    lowest = floor_of(_FORMATS[0]) if floor is None else floor
+    above = np.flatnonzero(curve > (_guess_floor(smallest) if floor is None else floor))
     last = int(above[-1]) if above.size else -1
-    if last == end:
-        return end, "measured"
+    if last == len(curve) - 1:
+        return last, "measured"
     # An arbitrary margin of 10^6: a decay that ended this close to the floor ended because of it.
     return last, "zero" if smallest > 1e6 * lowest else "underflow"
 
@@ -196,15 +182,12 @@ def floor_of(form: Any) -> float:
 _FORMATS: list[Any] = [np.finfo(np.float32), np.finfo(np.float64)]
 
 
-_FLOORS = [floor_of(f) for f in _FORMATS]
-
-
 def _guess_floor(smallest: float) -> float:
-    """Name the floor of the format in whose denormal range the curve ends; 0 if in none."""
-    for form, floor in zip(_FORMATS, _FLOORS, strict=True):
+    """Return the floor of the format in whose denormal range the curve ends; 0 if in none."""
+    for form in _FORMATS:
         # A mean of many samples may lie below every number of their format.
         if float(form.smallest_subnormal) / 1e6 <= smallest < float(form.tiny):
-            return floor
+            return floor_of(form)
     return 0.0
 
 

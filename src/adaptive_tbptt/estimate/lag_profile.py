@@ -15,12 +15,6 @@ from .decay import resolve
 Array = NDArray[np.float64]
 
 
-def underflowed(mean: Array, floor: float) -> NDArray[np.bool_]:
-    """Tell which lags fell below the floor of the number format, for good."""
-    last, tail = resolve(mean, floor)
-    return (np.arange(len(mean)) > last) & (tail == "underflow")
-
-
 @dataclass(frozen=True)
 class LagProfile:
     """phi_k = ||dL_s / dh_{s-k}|| for k = 0..lags, one column per sampled loss.
@@ -77,25 +71,19 @@ class LagProfile:
 
     @property
     def underflowed(self) -> NDArray[np.bool_]:
-        """`(lags + 1,)`: lags whose mean fell below the floor of the number format."""
-        return underflowed(self.mean, self.floor)
+        """`(lags + 1,)`: lags whose mean fell below the floor of the number format, for good."""
+        last, tail = resolve(self.mean, self.floor)
+        return (np.arange(self.lags + 1) > last) & (tail == "underflow")
 
     def brief(self, most: int = 101) -> dict[str, list[Any]]:
         """Return means in four digits at up to `most` evenly spaced lags, for a log.
 
         Lags that are not measured or not resolved are None.
-
-        Args:
-            most: number of lags.
         """
-        mean = self.mean
-        lags = np.unique(np.linspace(0, len(mean) - 1, min(most, len(mean))).round())
-        mean = np.where((mean > 0.0) & ~underflowed(mean, self.floor), mean, np.nan)
-        phi = [float(f"{mean[int(k)]:.4g}") for k in lags]
-        return {
-            "lags": [int(k) for k in lags],
-            "phi": [value if np.isfinite(value) else None for value in phi],
-        }
+        mean, ends = self.mean, self.lags
+        lags = np.unique(np.linspace(0, ends, min(most, ends + 1)).round().astype(int)).tolist()
+        seen = (mean > 0.0) & np.isfinite(mean) & ~self.underflowed
+        return {"lags": lags, "phi": [float(f"{mean[k]:.4g}") if seen[k] else None for k in lags]}
 
     def slow_part(self, beta: float) -> str | None:
         """Say where the gradient survives, if it falls by less than a factor of e over the lags."""

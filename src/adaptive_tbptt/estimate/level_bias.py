@@ -32,9 +32,9 @@ class LevelCurve:
 
     Attributes:
         contexts: c_0 = 0 to c_J; c_J is the reference, so its bias is 0.
-        estimate: `(levels,)`, the relative bias; NaN where noise hides the gradient.
+        estimate: `(levels,)`, the relative bias; NaN if noise hides the gradient.
         low: `(levels,)`, lower limits.
-        high: `(levels,)`, upper limits; infinite where noise hides the gradient.
+        high: `(levels,)`, upper limits; infinite if noise hides the gradient.
         tail: relative bias that is left beyond the longest context, extrapolated from the last two
             levels; infinite where they do not decay, 0 where noise hides the last one.
         beta: decay per step over the last two levels; NaN where they do not tell.
@@ -170,23 +170,21 @@ def level_bias(sums: LevelSums, level: float = 0.9) -> LevelCurve:
     """
     if not 0.0 < level < 1.0:
         raise ValueError(f"level must be in (0, 1), got {level}")
-    products, counts = _products(sums.vectors), sums.counts
+    products, levels = _products(sums.vectors), len(sums.contexts)
     # A window with context c_j misses all levels after j: sums over pairs of such levels.
     tails = np.flip(np.flip(products, (0, 1)).cumsum(0).cumsum(1), (0, 1))
-    levels = len(sums.contexts)
-    gram = tails[0, 0]
-    square, luck = squared_means(gram, counts), chance(gram)
-    norm = math.sqrt(max(float(square.value), 0.0))
-    estimate, low, high = np.full(levels, np.nan), np.zeros(levels), np.full(levels, np.inf)
-    tail, beta = math.inf, math.nan
-    missing = np.stack([*(tails[j, j] for j in range(1, levels)), np.zeros_like(gram)])
-    cut = squared_means(missing, counts)
-    limits = ratio_limits(cut, square, student_quantile((1 + level) / 2, sums.groups))
-    if limits is not None and luck <= (1 - level) / 2:  # else noise hides the gradient
-        estimate, low, high = (
-            np.sqrt(np.maximum(r, 0.0)) for r in (cut.value / square.value, *limits)
-        )
+    whole = tails[0, 0]
+    missed = np.stack([*(tails[j, j] for j in range(1, levels)), np.zeros_like(whole)])
+    kept, cut = squared_means(whole, sums.counts), squared_means(missed, sums.counts)
+    norm, luck = math.sqrt(max(float(kept.value), 0.0)), chance(whole)
+    limits = ratio_limits(cut, kept, student_quantile((1 + level) / 2, sums.groups))
+    if limits is not None and luck <= (1 - level) / 2:
+        squares = (cut.value / kept.value, *limits)
+        estimate, low, high = (np.sqrt(np.maximum(b, 0.0)) for b in squares)
         tail, beta = _beyond(sums, products, norm, level)
+    else:  # noise hides the gradient
+        estimate, low, high = np.full(levels, np.nan), np.zeros(levels), np.full(levels, np.inf)
+        tail, beta = math.inf, math.nan
     return LevelCurve(
         contexts=sums.contexts,
         estimate=estimate,

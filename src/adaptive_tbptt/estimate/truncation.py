@@ -46,7 +46,8 @@ class Limits:
         delta: tolerated relative bias of the gradient, in (0, 1).
         k_min: smallest k to choose.
         k_max: largest k to choose, also where delta cannot be met.
-        k_now: the k in use; where noise leaves several k open, the choice stays close to it.
+        k_now: the k in use. Where noise leaves several k open, the choice moves away from it only
+            as far as the evidence demands; None takes the largest of them.
     """
 
     delta: float
@@ -126,11 +127,10 @@ def choose_truncation(
 
     Args:
         bias: from `bias_bound`, or measured by level.
-        delta: tolerated relative bias of the gradient, in (0, 1).
+        delta: as in `Limits`, like the others.
         k_min: smallest k to return.
-        k_max: largest k to return; used whenever delta cannot be met.
-        k_now: the k in use. Where the bias was measured and noise leaves several k open, the
-            choice moves only as far as the evidence demands; None takes the largest of them.
+        k_max: largest k to return.
+        k_now: the k in use.
 
     Choosing delta: bias worsens the bound of Theorem 2 on ||g||^2 by 1 / (1 - delta), that is by
     11 % at 0.1, twice at 0.5 and ten times at 0.9; a larger delta gives a smaller k and so more

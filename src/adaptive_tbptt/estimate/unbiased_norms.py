@@ -8,8 +8,8 @@ the vectors, so it does not matter how long they are.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +17,8 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class SquaredMeans:
-    """Estimates of ||E v||^2.
-
-    Attributes:
-        value: `(...)`.
-        without_group: `(..., groups)`, with one group of samples left out; for the jackknife.
-    """
+class SquaredMeans(NamedTuple):
+    """Estimates of ||E v||^2 `(...)`, and those without each group `(..., groups)`: a jackknife."""
 
     value: Array
     without_group: Array
@@ -58,9 +52,9 @@ def _per_pair(total: Array, pairs: Array, samples: float) -> Array:
 def chance(gram: Array, flips: int = 2000, seed: int = 0) -> float:
     """Return how often vectors without a mean would look as much like having one as these do.
 
-    If the mean were zero, and the noise as likely to point one way as the other, every choice of
-    signs would be as good as the one that was drawn. Gradients have heavy tails, to which this is
-    indifferent; a standard error is not.
+    A sign-flip test: if the mean is zero and the noise symmetric, every choice of signs is as
+    likely as the one that was drawn. Unlike a standard error it allows heavy tails, which gradients
+    have.
 
     Args:
         gram: `(groups, groups)`, inner products of the vectors.

@@ -16,7 +16,6 @@ from .. import defaults
 from ..data.stream import Stream, require_stream
 from ..distributed.ranks import Ranks, present_ranks
 from ..errors import TruncationWarning
-from ..measure.plan import ProbePlan
 from ..measure.sampling import Evidence, Request, Source
 from ..model.checks import look
 from ..model.objective import CountLosses, Objective
@@ -153,7 +152,6 @@ class AdaptiveTBPTT:
         self.evidence: Evidence | None = None
         self.probed_steps = 0
         self._tally, self._carried = Tally(), CarriedStates()
-        self._plan: ProbePlan | None = None
         self._prepared = False
         self._stream: weakref.ref[Stream] | None = None
         self._generator = torch.Generator().manual_seed(seed)
@@ -229,9 +227,8 @@ class AdaptiveTBPTT:
         self._prepared = True
         segment = part.peek(LOOK_STEPS)
         look(self.objective, segment, part)
-        request = self.request
-        if request is not None:
-            self._plan = request.plan(self.objective, segment)
+        if self.request is not None:
+            self.request.prepare(self.objective, segment)
 
     @property
     def request(self) -> Request | None:
@@ -250,7 +247,7 @@ class AdaptiveTBPTT:
             self._generator,
             processes=self.ranks if self.ranks.count > 1 else None,
         )
-        evidence, self._plan = request.measure(source, self._plan)
+        evidence = request.measure(source)
         before, self.evidence = self.truncation.decision, evidence
         self.truncation = self.ranks.share(self.controller.update(self.truncation, evidence))
         self.probed_steps += request.batches * (self.burn_in + request.steps)

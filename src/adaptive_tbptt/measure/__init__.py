@@ -1,9 +1,8 @@
 """From a model and data to what an estimate needs: lag profiles, and gradients by level."""
 
 from .._torch.preserve_model import measuring
-from .lag_probe import probe
+from .lag_probe import ProbeSettings, probe
 from .levels import LevelGradients, level_gradients
-from .plan import ProbeSettings
 from .sampling import Evidence, LagRequest, LevelRequest, Request, Source
 
 __all__ = [

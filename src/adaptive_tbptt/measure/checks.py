@@ -17,7 +17,10 @@ from ..estimate.lag_profile import LagProfile
 from ..model.objective import CountLosses
 from ..model.recurrent import Recurrent
 from ..model.running import unroll
-from .loss_step import NOT_REACHED
+
+NOT_REACHED = (
+    "no gradient reaches the state: the loss does not depend on the state that entered its step"
+)
 
 
 def refuse_batch_norm(module: nn.Module) -> None:
@@ -30,27 +33,22 @@ def refuse_batch_norm(module: nn.Module) -> None:
             )
 
 
-def rows_with_loss(segment: Segment, count_losses: CountLosses) -> NDArray[np.bool_]:
-    """Tell which rows have a target at the last step that is not masked."""
-
-    def weight(row: int) -> float:
-        return count_losses(map_leaves(lambda x: x[-1:, row : row + 1], segment.targets))
-
-    return np.array([weight(row) > 0 for row in range(segment.rows)])
-
-
 def alive_rows(
     segment: Segment, count_losses: CountLosses, profile: LagProfile | None
 ) -> NDArray[np.bool_]:
     """Tell which rows have a loss at the last step and do not start a sequence there.
 
-    For `check_reached`: where a gradient was seen there is nothing to check, and no row is asked.
+    For `check_reached`: if the profile has a gradient there is nothing to check, and no row is
+    asked.
     """
     if profile is not None and profile.state_norms[1].any():
         return np.ones(segment.rows, dtype=bool)
-    if segment.resets is None:
-        return rows_with_loss(segment, count_losses)
-    return rows_with_loss(segment, count_losses) & ~segment.resets[-1].cpu().numpy()
+
+    def has_loss(row: int) -> bool:
+        return count_losses(map_leaves(lambda x: x[-1:, row : row + 1], segment.targets)) > 0
+
+    alive = np.array([has_loss(row) for row in range(segment.rows)])
+    return alive if segment.resets is None else alive & ~segment.resets[-1].cpu().numpy()
 
 
 def check_reached(profile: LagProfile, alive: NDArray[np.bool_]) -> None:
@@ -73,11 +71,11 @@ _SHIFT = 0.1  # arbitrary: well above rounding, and less than one for states tha
 def warn_of_dropped_gradients(
     recurrent: Recurrent, profile: LagProfile, step: Segment, state: State
 ) -> None:
-    """Warn where a kernel drops the gradient of one of its states, say of c but not of h.
+    """Warn if a kernel drops the gradient of one of its states, say of c but not of h.
 
-    A part without any gradient is suspicious only if moving it moves what the step returns;
-    counters and numbers kept aside do not. It is a warning because a part may be detached on
-    purpose. If no part has a gradient, `check_reached` is the one to speak.
+    A part without any gradient is suspicious only if moving it changes what the step returns;
+    moving a counter does not. This only warns, because a part may be detached on purpose.
+    `check_reached` handles the case that no part has a gradient.
 
     Args:
         recurrent: the model.

@@ -1,42 +1,135 @@
 """The fast path of the probe: models whose state is that of one `nn.LSTM`, `nn.GRU` or `nn.RNN`.
 
-The last step, with the readout and the loss, is run by autograd as for any model. What remains is
-the gradient of its entering state with respect to all earlier ones, and that involves the layer
-alone.
+Autograd runs the step of the loss, as for any model. What remains is the gradient of the state that
+entered it with respect to all earlier ones, and that involves the layer alone.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .._torch.number_formats import autocast_format
 from .._torch.preserve_model import preserve
-from ..data.nest import Nest, State, detach, leaves, map_leaves, select_rows, steps_of
+from ..data.nest import (
+    Nest,
+    State,
+    detach,
+    leaves,
+    map_leaves,
+    per_row,
+    reset_rows,
+    select_rows,
+    steps_of,
+)
+from ..data.stream import Segment
 from ..model.recurrent import Recurrent
-from ..model.running import unroll
-from .gates import SublayerPass, run_sublayer, weights_of
+from .gates import SublayerPass, run_sublayer
+from .passes import Pass, StepPass
+
+
+class LayerPass:
+    """The layer run forward without gradient, one sublayer at a time; see `Pass`.
+
+    Args:
+        layer: the layer.
+        x: its input, time first.
+        state: state entering the first step.
+    """
+
+    @torch.no_grad()
+    def __init__(self, layer: nn.RNNBase, x: Tensor, state: State) -> None:
+        self._passes: list[SublayerPass] = []
+        self.masks: list[Tensor | None] = []
+        start = leaves(state)
+        for index in range(layer.num_layers):
+            mask = None
+            if index and layer.training and layer.dropout:
+                mask = F.dropout(torch.ones_like(x), layer.dropout)
+                x = x * mask
+            self.masks.append(mask)
+            self._passes.append(run_sublayer(layer, index, x, [leaf[index] for leaf in start]))
+            x = self._passes[-1].out
+        final = zip(*(p.leaving for p in self._passes), strict=True)
+        self.leaving = map_leaves(lambda _: torch.stack(next(final)), state)
+
+    def backward(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Return `(steps, layers, rows, dims)` per state leaf."""
+        steps = len(self._passes[0].out)
+        found = [g.new_empty(steps, *g.shape) for g in gradients]
+        above: Tensor | None = None
+        for index, sublayer in reversed(list(enumerate(self._passes))):
+            entering, gates = sublayer.backward(above, [g[index] for g in gradients])
+            for store, gradient in zip(found, entering, strict=True):
+                store[:, index] = gradient
+            if index:
+                above = gates @ sublayer.w.ih
+                mask = self.masks[index]
+                above = above if mask is None else above * mask
+        return found
+
+
+class ResetPass:
+    """Passes over the stretches between the starts of sequences, one after another.
+
+    Args:
+        recurrent: the model.
+        parts: the stretches, in the order of time.
+        masks: `(rows,)` for each, true where a row starts anew at its first step; None for none.
+    """
+
+    def __init__(self, recurrent: Recurrent, parts: list[Pass], masks: list[Tensor | None]) -> None:
+        self._recurrent, self._parts, self._masks = recurrent, parts, masks
+        self.leaving = parts[-1].leaving
+
+    def backward(self, gradients: list[Tensor]) -> list[Tensor]:
+        """See `Pass`."""
+        found = []
+        for part, mask in zip(reversed(self._parts), reversed(self._masks), strict=True):
+            steps = part.backward(gradients)
+            if mask is not None:  # nothing of the past reaches a row that starts anew
+                for leaf, dim in zip(steps, self._recurrent.known_dims, strict=True):
+                    if dim is not None:
+                        leaf[0] *= per_row(~mask.to(leaf.device), leaf[0], dim)
+            gradients = [leaf[0] for leaf in steps]
+            found.append(steps)
+        return [torch.cat(leaf[::-1]) for leaf in zip(*found, strict=True)]
+
+
+def fused_pass(recurrent: Recurrent, layer: nn.RNNBase, segment: Segment, state: State) -> Pass:
+    """Take the fast path between resets."""
+    resets = segment.resets
+    if resets is None or not resets.any():
+        return LayerPass(layer, _layer_inputs(recurrent, layer, segment.inputs, state), state)
+    initial = recurrent.initial_state(segment.inputs)
+    if any(leaf.requires_grad for leaf in leaves(initial)):
+        # The gradient of a learned initial state is that of the parameter, too.
+        return StepPass(recurrent, segment, state)
+    starts = torch.nonzero(resets.any(dim=1)).flatten().tolist()
+    parts: list[Pass] = []
+    masks: list[Tensor | None] = []
+    for start, stop in pairwise(sorted({0, *starts, segment.steps})):
+        mask = resets[start] if start in starts else None
+        if mask is not None:
+            state = reset_rows(state, mask, initial, recurrent.known_dims)
+        inputs = segment.between(start, stop).inputs
+        parts.append(LayerPass(layer, _layer_inputs(recurrent, layer, inputs, state), state))
+        masks.append(mask)
+        state = parts[-1].leaving
+    return ResetPass(recurrent, parts, masks)
 
 
 class _Captured(Exception):
     """Ends a forward pass once the input of the layer is known."""
 
 
-def recurrent_layer_of(recurrent: Recurrent) -> nn.RNNBase | None:
-    """Return the one layer that may be all of the model's recurrence, if there is just one."""
-    found: list[Any] = [
-        m for m in recurrent.module.modules() if type(m) in (nn.LSTM, nn.GRU, nn.RNN)
-    ]
-    cells = any(isinstance(m, nn.RNNCellBase) for m in recurrent.module.modules())
-    if len(found) != 1 or cells or found[0].bidirectional:
-        return None
-    layer: nn.RNNBase = found[0]
-    return layer
-
-
-def layer_inputs(recurrent: Recurrent, layer: nn.RNNBase, inputs: Nest, state: State) -> Tensor:
+@torch.no_grad()
+def _layer_inputs(recurrent: Recurrent, layer: nn.RNNBase, inputs: Nest, state: State) -> Tensor:
     """Run the model up to its layer and return what the layer is given, time first."""
     seen: list[Any] = []
 
@@ -62,65 +155,44 @@ def layer_inputs(recurrent: Recurrent, layer: nn.RNNBase, inputs: Nest, state: S
     return x
 
 
-def layer_pass(recurrent: Recurrent, layer: nn.RNNBase, inputs: Nest, state: State) -> LayerPass:
-    """Run the model's layer over `inputs` of `(steps, rows, ...)`, starting from `state`."""
-    with torch.no_grad():
-        x = layer_inputs(recurrent, layer, inputs, state)
-        return LayerPass(layer, x, detach(state))
+# What was found for a model, with the device and number format that it holds for.
+_FOUND: WeakKeyDictionary[Recurrent, tuple[Any, nn.RNNBase | None]] = WeakKeyDictionary()
 
 
 def find_fused_layer(recurrent: Recurrent, inputs: Nest, state: State) -> nn.RNNBase | None:
     """Return the layer whose fast path equals the general one for this model, if there is one.
 
-    Both are compared on a few steps of up to two rows. They agree where the model hands its state
-    to the layer as it is, returns the layer's as its own, and computes the layer's input from its
-    inputs alone. A single step does not tell whether the layer is given all steps at once.
+    Both run a few steps of up to two rows, once per model. They agree where the model hands its
+    state to the layer as it is, returns the layer's as its own, and computes the layer's input from
+    its inputs alone. A single step does not tell whether the layer is given all steps at once.
+    Under autocast products change their format: the general path leaves that to torch.
     """
-    layer = recurrent_layer_of(recurrent)
-    if layer is None or steps_of(inputs) < 2 or not _is_exact(recurrent, layer, inputs, state):
+    if steps_of(inputs) < 2 or autocast_format(recurrent.device) is not None:
         return None
+    home, (known_home, layer) = recurrent.home, _FOUND.get(recurrent, (None, None))
+    if known_home is None or known_home != home:
+        layer = _find(recurrent, inputs, state)
+        _FOUND[recurrent] = home, layer
     return layer
 
 
-def _is_exact(recurrent: Recurrent, layer: nn.RNNBase, inputs: Nest, state: State) -> bool:
-    kinds = 2 if isinstance(layer, nn.LSTM) else 1
-    if [x.dim() for x in leaves(state)] != [3] * kinds:
-        return False
+def _find(recurrent: Recurrent, inputs: Nest, state: State) -> nn.RNNBase | None:
+    modules = list(recurrent.module.modules())
+    layers: list[Any] = [m for m in modules if type(m) in (nn.LSTM, nn.GRU, nn.RNN)]
+    cells = any(isinstance(m, nn.RNNCellBase) for m in modules)
+    if len(layers) != 1 or cells or layers[0].bidirectional:
+        return None
+    layer: nn.RNNBase = layers[0]
+    if [x.dim() for x in leaves(state)] != [3] * (2 if isinstance(layer, nn.LSTM) else 1):
+        return None
     rows = torch.arange(min(2, leaves(inputs)[0].shape[1]))
     few = map_leaves(lambda x: x[:3, : len(rows)], inputs)
     start = select_rows(detach(state), rows, recurrent.dims(inputs))
-    if not _hands_on(recurrent, layer, few, start):
-        return False
-    generator = torch.Generator().manual_seed(0)
-    with preserve(recurrent.module, train=False, backward=True):
-        with torch.no_grad():
-            try:
-                ours = LayerPass(layer, layer_inputs(recurrent, layer, few, start), start)
-            except (RuntimeError, ValueError, IndexError):
-                return False
-        with torch.enable_grad():
-            variable = map_leaves(lambda x: x.clone().requires_grad_(), start)
-            steps = list(
-                unroll(recurrent, few, variable, prepare=lambda s: map_leaves(Tensor.view_as, s, s))
-            )
-            final, entering = leaves(steps[-1].leaving), [leaves(s.entering) for s in steps]
-            if [x.shape for x in final] != [x.shape for x in ours.final] or not all(
-                x.requires_grad for x in final
-            ):
-                return False
-            given = [
-                torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for x in final
-            ]
-            wanted = [x for step in entering for x in step]
-            theirs = torch.autograd.grad(
-                final, wanted, given, allow_unused=True, materialize_grads=True
-            )
-        mine = ours.backward(given)
-    same = all(torch.allclose(a, b, 1e-3, 1e-5) for a, b in zip(ours.final, final, strict=True))
-    flat = [mine[i][t] for t in range(len(steps)) for i in range(kinds)]
-    return same and all(
-        torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(flat, theirs, strict=True)
-    )
+    try:
+        same = _hands_on(recurrent, layer, few, start) and _agrees(recurrent, layer, few, start)
+    except (RuntimeError, ValueError, IndexError):  # the general path will say what is wrong
+        return None
+    return layer if same else None
 
 
 def _hands_on(recurrent: Recurrent, layer: nn.RNNBase, inputs: Nest, state: State) -> bool:
@@ -134,64 +206,28 @@ def _hands_on(recurrent: Recurrent, layer: nn.RNNBase, inputs: Nest, state: Stat
     try:
         with preserve(recurrent.module, train=True), torch.no_grad():
             _, leaving = recurrent.core(inputs, state)
-    except (RuntimeError, ValueError, IndexError):
-        return False
     finally:
         handle.remove()
     if len(seen) != 1:
         return False
-    pairs = zip(((state, leaving)), seen[0], strict=True)
-    return all(
-        [x.shape for x in leaves(a)] == [x.shape for x in leaves(b)]
-        and all(torch.equal(x, y) for x, y in zip(leaves(a), leaves(b), strict=True))
-        for a, b in pairs
+    own, layers = leaves((state, leaving)), leaves(seen[0])
+    return len(own) == len(layers) and all(map(torch.equal, own, layers))
+
+
+def _agrees(recurrent: Recurrent, layer: nn.RNNBase, inputs: Nest, state: State) -> bool:
+    """Whether both paths return the same state and the same gradients, up to rounding."""
+    with preserve(recurrent.module, train=False, backward=True):
+        fast = LayerPass(layer, _layer_inputs(recurrent, layer, inputs, state), state)
+        general = StepPass(recurrent, Segment(inputs, None), state)
+        mine, theirs = leaves(fast.leaving), leaves(general.leaving)
+        if not all(x.requires_grad for x in theirs) or not _close(mine, theirs):
+            return False
+        generator = torch.Generator().manual_seed(0)
+        given = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for x in mine]
+        return _close(fast.backward(given), general.backward(given))
+
+
+def _close(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+    return [x.shape for x in ours] == [x.shape for x in theirs] and all(
+        torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(ours, theirs, strict=True)
     )
-
-
-class LayerPass:
-    """The layer run forward without gradient, one sublayer at a time; see `Pass` in passes.py.
-
-    Args:
-        layer: the layer.
-        x: its input, time first.
-        state: state entering the first step.
-
-    Attributes:
-        leaving: the state after the last step.
-        final: its leaves.
-    """
-
-    def __init__(self, layer: nn.RNNBase, x: Tensor, state: State) -> None:
-        self._layer = layer
-        x = x.detach()
-        self._passes: list[SublayerPass] = []
-        self.masks: list[Tensor | None] = []
-        start = leaves(state)
-        for index in range(layer.num_layers):
-            mask = None
-            if index and layer.training and layer.dropout:
-                mask = F.dropout(torch.ones_like(x), layer.dropout)
-                x = x * mask
-            self.masks.append(mask)
-            self._passes.append(run_sublayer(layer, index, x, [leaf[index] for leaf in start]))
-            x = self._passes[-1].out
-        self.final = [
-            torch.stack(parts) for parts in zip(*(p.leaving for p in self._passes), strict=True)
-        ]
-        reached = iter(self.final)
-        self.leaving = map_leaves(lambda _: next(reached), state)
-
-    def backward(self, gradients: list[Tensor]) -> list[Tensor]:
-        """Return `(steps, layers, rows, dims)` per state leaf."""
-        steps = len(self._passes[0].out)
-        found: list[Any] = [g.new_empty(steps, *g.shape) for g in gradients]
-        above: Tensor | None = None
-        for index in reversed(range(len(self._passes))):
-            entering = self._passes[index].backward(above, [g[index] for g in gradients])
-            for store, gradient in zip(found, entering.state, strict=True):
-                store[:, index] = gradient
-            if index:
-                above = entering.gates @ weights_of(self._layer, index).ih
-                mask = self.masks[index]
-                above = above if mask is None else above * mask
-        return found

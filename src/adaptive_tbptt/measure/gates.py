@@ -10,7 +10,7 @@ All tensors are time first: `(steps, rows, ...)`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,29 +27,17 @@ class Weights(NamedTuple):
     hr: Tensor | None
 
 
-class Entering(NamedTuple):
-    """Gradients with respect to what enters each step.
-
-    Attributes:
-        state: of h, and of c for an LSTM, `(steps, rows, dims)`.
-        gates: of the products with the input weights.
-    """
-
-    state: list[Tensor]
-    gates: Tensor
-
-
 def weights_of(layer: nn.RNNBase, index: int) -> Weights:
     """Return the parameters of layer `index`, detached."""
+    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
+    parameters = [getattr(layer, f"{name}_l{index}", None) for name in names]
+    detached: list[Any] = [p if p is None else p.detach() for p in parameters]
+    return Weights(*detached)
 
-    def get(name: str) -> Tensor | None:
-        value = getattr(layer, f"{name}_l{index}", None)
-        return None if value is None else value.detach()
 
-    ih, hh = get("weight_ih"), get("weight_hh")
-    assert ih is not None
-    assert hh is not None
-    return Weights(ih, hh, get("bias_ih"), get("bias_hh"), get("weight_hr"))
+Entering = tuple[list[Tensor], Tensor]
+"""Gradients with respect to what enters each step, `(steps, rows, dims)`: of h, and of c for an
+LSTM; and of the products with the input weights."""
 
 
 def _from_inputs(w: Weights, x: Tensor, *, both_biases: bool) -> Tensor:
@@ -94,7 +82,7 @@ class LstmPass:
                 torch.mul(o[t], squashed[t], out=before[t + 1])
             else:
                 torch.mm(o[t] * squashed[t], w.hr.t(), out=before[t + 1])
-        self._w, self._gates, self._cells, self._squashed = w, (i, f, g, o), cells, squashed
+        self.w, self._gates, self._cells, self._squashed = w, (i, f, g, o), cells, squashed
         self._before, self.out = before[:-1], before[1:]
         self.leaving = [before[-1], cells[-1]]
 
@@ -105,7 +93,7 @@ class LstmPass:
             above: gradient with respect to `out`, or None.
             gradients: with respect to `leaving`.
         """
-        w, (i, f, g, o), tanh_c = self._w, self._gates, self._squashed
+        w, (i, f, g, o), tanh_c = self.w, self._gates, self._squashed
         gh, gc = gradients
         to_cell = o * (1 - tanh_c**2)
         # What each gate's gradient is multiplied by: that of c for the first three, of h for o.
@@ -124,7 +112,7 @@ class LstmPass:
             delta[t, :, 3].mul_(gy)
             gc = torch.mul(dc, f[t], out=enter_c[t])
             gh = torch.mm(flat[t], w.hh, out=enter_h[t])
-        return Entering([enter_h, enter_c], flat)
+        return [enter_h, enter_c], flat
 
 
 class GruPass:
@@ -144,7 +132,7 @@ class GruPass:
             inner[t] = from_h[:, 2 * size :]
             n[t].addcmul_(rz[t, :, :size], inner[t]).tanh_()
             torch.lerp(n[t], before[t], rz[t, :, size:], out=before[t + 1])
-        self._w, self._gates, self._inner = w, (rz[..., :size], rz[..., size:], n), inner
+        self.w, self._gates, self._inner = w, (rz[..., :size], rz[..., size:], n), inner
         self._before, self.out = before[:-1], before[1:]
         self.leaving = [before[-1]]
 
@@ -154,7 +142,7 @@ class GruPass:
         The reset gate multiplies inside the candidate, so what goes through the recurrent weights
         is (d_r, d_z, r * d_n), and z passes the state on beside them.
         """
-        w, (r, z, n) = self._w, self._gates
+        w, (r, z, n) = self.w, self._gates
         (gh,) = gradients
         to_n = (1 - z) * (1 - n**2)
         # How each gate's part follows from the gradient of h_t.
@@ -171,7 +159,7 @@ class GruPass:
             leaving[t] = gh
             recurrent[t].mul_(gh[:, None])
             gh = torch.addmm(gh * z[t], flat[t], w.hh, out=enter[t])
-        return Entering([enter], (leaving[:, :, None] * factors).flatten(2))
+        return [enter], (leaving[:, :, None] * factors).flatten(2)
 
 
 class RnnPass:
@@ -179,7 +167,7 @@ class RnnPass:
 
     def __init__(self, w: Weights, x: Tensor, state: list[Tensor], relu: bool) -> None:
         (h,) = state
-        self._w, self._relu = w, relu
+        self.w, self._relu = w, relu
         self.out = _from_inputs(w, x, both_biases=True)
         recurrent = w.hh.t()
         for now in self.out:
@@ -195,8 +183,8 @@ class RnnPass:
         for t in reversed(range(len(self.out))):
             if above is not None:
                 gh = gh + above[t]
-            gh = torch.mm(delta[t].mul_(gh), self._w.hh, out=enter[t])
-        return Entering([enter], delta)
+            gh = torch.mm(delta[t].mul_(gh), self.w.hh, out=enter[t])
+        return [enter], delta
 
 
 SublayerPass = LstmPass | GruPass | RnnPass

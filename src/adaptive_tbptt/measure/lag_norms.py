@@ -104,9 +104,7 @@ def _seen_by_readout(features: Tensor, components: dict[str, Tensor]) -> str | N
 
 
 def _reduce(gradients: Tensor, factor: float) -> tuple[Array, Array]:
-    """Return the norm over the last dimension, and the mean over the rows, of `(lags, rows, dims)`.
-
-    Both are divided by `factor`.
+    """Return norms over the dims and means over the rows of `(lags, rows, dims)`, over `factor`.
 
     The squares of a float64 may leave its range, so those are scaled first.
     """

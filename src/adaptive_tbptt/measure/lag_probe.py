@@ -2,20 +2,50 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
 from torch import Tensor, nn
 
+from .._torch.number_formats import autocast_format, no_autocast
 from .._torch.preserve_model import measuring
-from ..data.nest import Nest, State, as_real
+from ..data.nest import Nest, State, as_real, leaves, map_leaves, rows_of, with_gradients
 from ..data.stream import Segment, check_finite, time_first
 from ..estimate.lag_profile import LagProfile
 from ..model.objective import CountLosses, Objective
 from ..model.recurrent import LossFn, Recurrent
-from ..model.running import warm_up
-from .checks import alive_rows, check_reached, refuse_batch_norm, warn_of_dropped_gradients
+from ..model.running import unroll, warm_up
+from .checks import (
+    NOT_REACHED,
+    alive_rows,
+    check_reached,
+    refuse_batch_norm,
+    warn_of_dropped_gradients,
+)
+from .fused_layer import find_fused_layer, fused_pass
 from .lag_norms import LagNorms
-from .loss_step import LossStep
-from .plan import ProbePlan, ProbeSettings, plan_probe
-from .recompute import Segments
+from .passes import HELD_STEPS, Pass, Replay, StepPass, as_variable
+
+
+@dataclass(frozen=True)
+class ProbeSettings:
+    """What a probe may do to be fast and small.
+
+    Attributes:
+        fused: False never takes the fast path for `nn.LSTM`, `nn.GRU` and `nn.RNN`. Otherwise the
+            probe takes it where it gives the same numbers as the general one.
+        held_steps: steps that are held in memory at once. More lags than these are run forward
+            twice, so that memory does not grow with the lags beyond the norms themselves.
+    """
+
+    fused: bool = True
+    held_steps: int = HELD_STEPS
+
+    def __post_init__(self) -> None:
+        if self.held_steps < 1:
+            raise ValueError(f"held_steps must be at least 1, got {self.held_steps}")
 
 
 def probe(
@@ -72,8 +102,7 @@ def probe(
         model, loss_fn, count_losses, batch_first=batch_first, state_batch_dim=state_batch_dim
     )
     segment = time_first(inputs, targets, resets, batch_first=objective.recurrent.batch_first)
-    settings = settings or ProbeSettings()
-    profile, _ = probe_segment(objective, segment, state, burn_in, train=train, settings=settings)
+    profile = probe_segment(objective, segment, state, burn_in, train=train, settings=settings)
     check_reached(profile, alive_rows(segment, objective.count_losses, profile))
     return profile
 
@@ -85,22 +114,20 @@ def probe_segment(
     burn_in: int = 0,
     *,
     train: bool | None = None,
-    settings: ProbeSettings,
-    plan: ProbePlan | None = None,
-) -> tuple[LagProfile, ProbePlan]:
-    """Probe a time-first segment; return the profile, and the plan for the next one.
+    settings: ProbeSettings | None = None,
+) -> LagProfile:
+    """Probe a time-first segment.
 
     The caller is to `check_reached`: a segment whose rows all reset at its last step has no
     gradient to reach the state.
     """
-    recurrent = objective.recurrent
+    recurrent, settings = objective.recurrent, settings or ProbeSettings()
     check_finite(segment.inputs)
-    if not 0 <= burn_in < segment.steps:
+    steps, held = segment.steps, settings.held_steps
+    if not 0 <= burn_in < steps:
         raise ValueError(
-            f"burn_in must be in [0, {segment.steps - 1}] to leave a lag in {segment.steps} "
-            f"steps, got {burn_in}"
+            f"burn_in must be in [0, {steps - 1}] to leave a lag in {steps} steps, got {burn_in}"
         )
-    lags = segment.steps - burn_in
     segment, state = recurrent.place((segment, state))
     with measuring(objective.modules, train):
         mode = recurrent.module.training
@@ -110,18 +137,101 @@ def probe_segment(
             state = as_real(state)
             recurrent.check_rows(state, segment.inputs)
         state = warm_up(recurrent, segment, burn_in, state)
-        before = segment.between(burn_in, segment.steps - 1)
-        step = segment.between(segment.steps - 1, segment.steps)
-        if before.steps:
-            plan = plan_probe(recurrent, before.inputs, state, settings, plan)
-        plan = plan or ProbePlan(None)
-        earlier = Segments(recurrent, before, state, plan, settings.held_steps)
+        before, step = segment.between(burn_in, steps - 1), segment.between(steps - 1, steps)
+        cuts = [*range(0, before.steps, held), before.steps]
+        parts = [before.between(start, stop) for start, stop in pairwise(cuts)]
+        layer = None
+        if parts and settings.fused:
+            layer = find_fused_layer(recurrent, before.inputs, state)
+
+        def run(part: Segment, state: State) -> Pass:
+            if layer is None:
+                return StepPass(recurrent, part, state)
+            return fused_pass(recurrent, layer, part, state)
+
+        earlier = Replay(recurrent, parts, state, run)
         last = LossStep(objective, step, earlier.final)
-        readout, lag1 = last.backward()
-        norms = LagNorms(recurrent, readout, last.step, lags, last.scale)
-        norms.add([g[None] for g in lag1])
-        for gradients in earlier.backward(lag1):
-            norms.add([g.flip(0) for g in gradients])
+        norms = LagNorms(recurrent, last.readout, last.step, steps - burn_in, last.scale)
+        norms.add([g[None] for g in last.lag1])
+        gradients = last.lag1
+        for _ in parts:
+            found = earlier.pop().backward(gradients)
+            norms.add([g.flip(0) for g in found])
+            gradients = [g[0] for g in found]
         profile = norms.profile(train=mode, burn_in=burn_in)
         warn_of_dropped_gradients(recurrent, profile, step, earlier.final)
-    return profile, plan
+    return profile
+
+
+class LossStep:
+    """The step that carries the loss, backpropagated to the state that entered it.
+
+    The loss is summed over the rows, so that each row has the gradient of its own loss.
+
+    Args:
+        objective: model and loss.
+        segment: that one step.
+        state: state entering it.
+
+    Attributes:
+        step: what was run.
+        scale: what the loss is multiplied by, so that float16 holds the gradients of the lags.
+        readout: gradient with respect to what the readout sees; None where that is not exposed.
+        lag1: gradients of the leaves of the state that entered.
+    """
+
+    def __init__(self, objective: Objective, segment: Segment, state: State) -> None:
+        recurrent = self._recurrent = objective.recurrent
+        (self.step,) = unroll(
+            recurrent, segment.inputs, map_leaves(as_variable, state), segment.resets
+        )
+        if recurrent.has_features and not isinstance(self.step.features, Tensor):
+            raise TypeError(
+                "core must return its features as one tensor, got "
+                f"{type(self.step.features).__name__}"
+            )
+        loss = objective.loss(self.step.features, segment.targets)
+        if not torch.isfinite(loss):
+            raise ValueError(f"the loss is {loss.item()}: nothing can be measured there")
+        rows = rows_of(segment.inputs)
+        total = loss * rows
+        self.scale = self._find_scale(total, rows)
+        self.readout, self.lag1 = self._differentiate(total * self.scale)
+
+    def _differentiate(
+        self, loss: Tensor, again: bool = False
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        if not loss.requires_grad:
+            raise ValueError(f"{NOT_REACHED}. It depends on nothing that has a gradient")
+        entering = leaves(self.step.entering)
+        wanted = [x for x in entering if x.requires_grad]
+        if self._recurrent.has_features:
+            wanted.append(self.step.features)
+        with no_autocast(loss.device):
+            found = iter(
+                torch.autograd.grad(
+                    loss, wanted, retain_graph=again, allow_unused=True, materialize_grads=True
+                )
+            )
+        lag1: list[Tensor] = with_gradients(entering, found)
+        return next(found) if self._recurrent.has_features else None, lag1
+
+    def _find_scale(self, loss: Tensor, rows: int) -> float:
+        """Return a power of two that keeps the gradients of the lags inside of float16.
+
+        Without it they would be lost below 6e-5. 2^8 for the largest entry at lag 1 is arbitrary:
+        it leaves as much room upwards. 2^15 is the largest power that float16 holds; a loss in that
+        format is the mean over rows, whose gradient is as many times the scale. Other formats need
+        no scale.
+        """
+        formats = {x.dtype for x in leaves(self.step.entering)}
+        if torch.float16 not in formats | {autocast_format(loss.device)}:
+            return 1.0
+        _, lag1 = self._differentiate(loss, again=True)
+        largest = max(float(g.abs().max()) for g in lag1)
+        most = 15 - math.ceil(math.log2(rows if loss.dtype is torch.float16 else 1))
+        if largest == 0.0:
+            return 2.0**most
+        if not math.isfinite(largest):
+            return 1.0
+        return 2.0 ** min(math.floor(8 - math.log2(largest)), most)

@@ -16,18 +16,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .._torch.number_formats import autocast_format, forget_casts, no_autocast
-from .._torch.preserve_model import RandomState, random_state_of, restore_random_state
-from ..data.nest import State, detach, leaves, map_leaves
+from .._torch.number_formats import autocast_format, no_autocast
+from .._torch.preserve_model import random_state_of, restore_random_state
+from ..data.nest import State, leaves, map_leaves
 from ..data.stream import Segment
 from ..model.objective import Objective
 from ..model.running import Piece, run_pieces
-from .passes import as_variable
-from .plan import HELD_STEPS
+from .passes import HELD_STEPS, Replay, as_variable
 
 FLOAT16_SCALE = 2.0**10  # arbitrary: lifts small gradients over float16's floor, far from its top
 
@@ -90,105 +90,82 @@ def level_gradients(
     lags = contexts[-1]
     if segment.steps <= lags:
         raise ValueError(f"{segment.steps} steps leave no loss after a context of {lags}")
-    edges = [lags - c for c in reversed(contexts)]
-    parts = [segment.between(a, b) for a, b in pairwise([*edges, segment.steps])]
-    passes = _forward(objective, parts, state, again=segment.steps > held_steps)
+    recurrent = objective.recurrent
+
+    def run(part: Segment, state: State) -> _Part:
+        entering = map_leaves(as_variable, state)
+        pieces = list(run_pieces(recurrent, part, entering))
+        return _Part(entering, pieces, pieces[-1].state)
+
+    edges = [*(lags - c for c in reversed(contexts)), segment.steps]
+    parts = [segment.between(a, b) for a, b in pairwise(edges)]
+    replay = Replay(recurrent, parts, state, run, hold=segment.steps <= held_steps)
+    scale = _loss_scale(objective, state)
     gradients: list[list[Tensor | None]] = []
     given: list[Tensor | None] = []
-    reached = False
-    scale = _loss_scale(objective, state)
-    for index, one in enumerate(reversed(passes)):
-        one.run(objective)
-        outputs: list[Tensor]
-        received: list[Tensor | None]
-        if index == 0:
-            loss, count = one.loss(objective)
-            random = random_state_of(objective.recurrent.module)
-            outputs, received = [loss * scale], [None]
-        else:
-            pairs = zip(leaves(one.leaving), given, strict=True)
-            kept = [(x, g) for x, g in pairs if g is not None and x.requires_grad]
-            outputs, received = [x for x, _ in kept], [g for _, g in kept]
-        found = _differentiate(outputs, received, one, parameters)
-        one.release()
-        own, given = found
+    for level in range(len(contexts)):
+        part = replay.pop()
+        outputs = leaves(part.leaving)
+        if level == 0:
+            loss, count = _loss(objective, part, parts[-1])
+            random = random_state_of(recurrent.module)
+            outputs, given = [loss * scale], [torch.ones_like(loss)]
+        own, given = _differentiate(outputs, given, parameters, leaves(part.entering))
+        del part, outputs  # free the graph before the next part runs
+        if level == 0:
+            reached = any(g is not None and bool(g.any()) for g in given)
         if scale != 1.0:
             own = [None if g is None else g.to(_wider(g)) / scale for g in own]
         gradients.append(own)
-        reached = reached or (index == 0 and any(g is not None and bool(g.any()) for g in given))
     # Where parts ran again their random numbers would follow once more: windows of one measurement
     # would share their dropout and not be independent.
-    restore_random_state(objective.recurrent.module, random)
+    restore_random_state(recurrent.module, random)
     return LevelGradients(contexts, gradients, loss.detach(), count, reached)
 
 
-class _Pass:
-    """A part of the window: where it starts, and its graph while that is held."""
+class _Part(NamedTuple):
+    """A part of the window with its graph; `entering` is a leaf copy of the state."""
 
-    def __init__(self, part: Segment, state: State, random: RandomState | None) -> None:
-        self._part, self._state, self._random = part, state, random
-        self._pieces: list[Piece] = []
-        self.entering: State = None
-        self.leaving: State = None
-
-    def run(self, objective: Objective) -> None:
-        """Run forward with a graph, unless that was done."""
-        if self._pieces:
-            return
-        recurrent = objective.recurrent
-        if self._random is not None:  # the same dropout as the first time
-            restore_random_state(recurrent.module, self._random)
-        forget_casts()
-        self.entering = None if self._state is None else map_leaves(as_variable, self._state)
-        self._pieces = list(run_pieces(recurrent, self._part, self.entering))
-        self.leaving = self._pieces[-1].state
-
-    def loss(self, objective: Objective) -> tuple[Tensor, float]:
-        """Return the mean loss of the part and how many losses that is the mean of."""
-        count = objective.count_losses(self._part.targets)
-        if count > 0:
-            return objective.loss_of_pieces(self._pieces, self._part.targets), count
-        held = [leaf.sum() for leaf in leaves(self.leaving) if leaf.requires_grad]
-        zero = torch.stack(held).sum() * 0 if held else torch.zeros((), requires_grad=True)
-        return zero, 0.0
-
-    def release(self) -> None:
-        """Let go of the graph."""
-        self._pieces, self.leaving = [], None
+    entering: State
+    pieces: list[Piece]
+    leaving: State
 
 
-def _forward(
-    objective: Objective, parts: list[Segment], state: State, *, again: bool
-) -> list[_Pass]:
-    """Run the parts in order; where they are to be run again, hold only what that needs."""
-    recurrent, passes = objective.recurrent, []
-    for index, part in enumerate(parts):
-        newest = index == len(parts) - 1
-        random = random_state_of(recurrent.module) if again and not newest else None
-        one = _Pass(part, detach(state), random)
-        passes.append(one)
-        if not again or newest:
-            one.run(objective)
-            state = detach(one.leaving)
-            continue
-        with torch.no_grad():
-            for piece in run_pieces(recurrent, part, one._state):
-                state = detach(piece.state)
-    return passes
+def _loss(objective: Objective, part: _Part, segment: Segment) -> tuple[Tensor, float]:
+    """Return the mean loss of a part, and how many losses that is the mean of."""
+    count = objective.count_losses(segment.targets)
+    if count > 0:
+        return objective.loss_of_pieces(part.pieces, segment.targets), count
+    held = [leaf.sum() for leaf in leaves(part.leaving) if leaf.requires_grad]
+    zero = torch.stack(held).sum() * 0 if held else torch.zeros((), requires_grad=True)
+    return zero, 0.0
 
 
 def _differentiate(
-    outputs: list[Tensor], received: list[Tensor | None], one: _Pass, parameters: Sequence[Tensor]
+    outputs: Sequence[Tensor],
+    given: Sequence[Tensor | None],
+    parameters: Sequence[Tensor],
+    entering: Sequence[Tensor],
 ) -> tuple[list[Tensor | None], list[Tensor | None]]:
-    """Return the gradients of the parameters and of the state that entered a part."""
-    entering = leaves(one.entering)
-    wanted = [x for x in entering if x.requires_grad]
-    outputs = [x for x in outputs if x.requires_grad]
-    if not outputs:
+    """Return the gradients of the parameters and of the leaves of the state that entered.
+
+    Args:
+        outputs: what to differentiate.
+        given: gradients with respect to the outputs.
+        parameters: of the model.
+        entering: the leaves; those of integers have no gradient.
+    """
+    pairs = [
+        (x, g) for x, g in zip(outputs, given, strict=True) if g is not None and x.requires_grad
+    ]
+    if not pairs:
         return [None] * len(parameters), [None] * len(entering)
-    with no_autocast(outputs[0].device):
+    wanted = [*parameters, *(x for x in entering if x.requires_grad)]
+    with no_autocast(pairs[0][0].device):
         found = iter(
-            torch.autograd.grad(outputs, [*parameters, *wanted], received, allow_unused=True)
+            torch.autograd.grad(
+                [x for x, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True
+            )
         )
     own: list[Tensor | None] = [next(found) for _ in parameters]
     return own, [next(found) if x.requires_grad else None for x in entering]

@@ -1,29 +1,33 @@
-"""Steps that were run forward and can be backpropagated through: to every state in between."""
+"""Steps that are run forward and backpropagated through, a bounded number of them in memory."""
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .._torch.number_formats import no_autocast
-from ..data.nest import State, leaves, map_leaves, per_row, reset_rows, with_gradients
+from .._torch.number_formats import forget_casts, no_autocast
+from .._torch.preserve_model import RandomState, random_state_of, restore_random_state
+from ..data.nest import State, detach, leaves, map_leaves, with_gradients
 from ..data.stream import Segment
 from ..model.recurrent import Recurrent
 from ..model.running import unroll
-from .fused_layer import layer_pass
+
+HELD_STEPS = 400  # the paper's longest window; about 300 MiB for an LSTM of 128 units, 64 rows
 
 
-class Pass(Protocol):
-    """Some steps that were run, and can be backpropagated through.
+class Ran(Protocol):
+    """Steps that were run."""
 
-    Attributes:
-        leaving: the state after them.
-    """
+    @property
+    def leaving(self) -> State:
+        """The state after them."""
 
-    leaving: State
+
+class Pass(Ran, Protocol):
+    """Steps that were run and can be backpropagated through."""
 
     def backward(self, gradients: list[Tensor]) -> list[Tensor]:
         """Return `(steps, *leaf)` per state leaf: gradients of the state that enters each step.
@@ -42,7 +46,11 @@ class StepPass:
         for step in unroll(recurrent, segment.inputs, start, segment.resets, _alias):
             self._entering.append(leaves(step.entering))
             self.leaving = step.leaving
-            _check_carries(recurrent, step.leaving)
+            if torch.is_grad_enabled() and not any(x.requires_grad for x in leaves(step.leaving)):
+                raise ValueError(
+                    f"the state of {recurrent.name} carries no gradient: it is detached inside, "
+                    "made under no_grad, or not of floating point"
+                )
 
     def backward(self, gradients: list[Tensor]) -> list[Tensor]:
         """See `Pass`."""
@@ -50,12 +58,10 @@ class StepPass:
         pairs = zip(leaves(self.leaving), gradients, strict=True)
         outputs, given = zip(*((x, g) for x, g in pairs if x.requires_grad), strict=True)
         with no_autocast(outputs[0].device):
-            found = iter(
-                torch.autograd.grad(
-                    outputs, wanted, given, allow_unused=True, materialize_grads=True
-                )
+            found = torch.autograd.grad(
+                outputs, wanted, given, allow_unused=True, materialize_grads=True
             )
-        by_step = [with_gradients(entering, found) for entering in self._entering]
+        by_step = with_gradients(self._entering, found)
         return [torch.stack(steps) for steps in zip(*by_step, strict=True)]
 
 
@@ -65,67 +71,58 @@ def _alias(state: State) -> State:
     return map_leaves(lambda x: x.view_as(x), state)
 
 
-class ResetPass:
-    """Passes over the stretches between the starts of sequences, one after another.
-
-    Args:
-        recurrent: the model.
-        parts: the stretches, in the order of time.
-        masks: `(rows,)` for each, true where a row starts anew at its first step; None for none.
-    """
-
-    def __init__(self, recurrent: Recurrent, parts: list[Pass], masks: list[Tensor | None]) -> None:
-        self._recurrent, self._parts, self._masks = recurrent, parts, masks
-        self.leaving = parts[-1].leaving
-
-    def backward(self, gradients: list[Tensor]) -> list[Tensor]:
-        """See `Pass`."""
-        found = []
-        for part, mask in zip(reversed(self._parts), reversed(self._masks), strict=True):
-            steps = part.backward(gradients)
-            if mask is not None:  # nothing of the past reaches a row that starts anew
-                for leaf, dim in zip(steps, self._recurrent.known_dims, strict=True):
-                    if dim is not None:
-                        leaf[0] *= per_row(~mask.to(leaf.device), leaf[0], dim)
-            gradients = [leaf[0] for leaf in steps]
-            found.append(steps)
-        return [torch.cat(leaf[::-1]) for leaf in zip(*found, strict=True)]
-
-
-def fused_pass(
-    recurrent: Recurrent, layer: nn.RNNBase, segment: Segment, state: State
-) -> Pass | None:
-    """Take the fast path between resets; return None where an initial state is learned."""
-    resets = segment.resets
-    if resets is None or not resets.any():
-        return layer_pass(recurrent, layer, segment.inputs, state)
-    initial = recurrent.initial_state(segment.inputs)
-    if any(leaf.requires_grad for leaf in leaves(initial)):
-        return None  # a learned initial state has a gradient of its own
-    starts = torch.nonzero(resets.any(dim=1)).flatten().tolist()
-    parts: list[Pass] = []
-    masks: list[Tensor | None] = []
-    for start, stop in pairwise(sorted({0, *starts, segment.steps})):
-        mask = resets[start] if start in starts else None
-        if mask is not None:
-            dims = recurrent.dims(segment.inputs)
-            state = reset_rows(state, mask, initial, dims)
-        part = layer_pass(recurrent, layer, segment.between(start, stop).inputs, state)
-        parts.append(part)
-        masks.append(mask)
-        state = part.leaving
-    return ResetPass(recurrent, parts, masks)
-
-
 def as_variable(leaf: Tensor) -> Tensor:
     """Return a detached copy to differentiate for; integers stay constants."""
     return leaf.detach().clone().requires_grad_(leaf.is_floating_point())
 
 
-def _check_carries(recurrent: Recurrent, state: State) -> None:
-    """Refuse a state that no gradient flows through."""
-    if torch.is_grad_enabled() and not any(x.requires_grad for x in leaves(state)):
-        raise ValueError(
-            f"the state of {recurrent.name} carries no gradient: it is detached inside, made under "
-            "no_grad, or not of floating point"
-        )
+R = TypeVar("R", bound=Ran)
+
+
+class Replay(Generic[R]):
+    """Parts of a segment, run forward in order and handed back from the last to the first.
+
+    A part that is not held in memory is run again when its turn comes, from the same state and with
+    the same random numbers. That costs at most one forward pass more.
+
+    Args:
+        recurrent: the model.
+        parts: consecutive steps; there may be none.
+        state: state entering the first part.
+        run: runs a part from a state.
+        hold: whether to hold every part; otherwise only the last one.
+
+    Attributes:
+        final: the detached state after the last part.
+    """
+
+    def __init__(
+        self,
+        recurrent: Recurrent,
+        parts: Sequence[Segment],
+        state: State,
+        run: Callable[[Segment, State], R],
+        *,
+        hold: bool = False,
+    ) -> None:
+        self._module, self._run = recurrent.module, run
+        self._kept: list[tuple[Segment, State, RandomState, R | None]] = []
+        self.final = detach(state)
+        for index, part in enumerate(parts):
+            # A copy: a state may be a view into all that a part computed.
+            copy, random = map_leaves(Tensor.clone, self.final), random_state_of(self._module)
+            held = hold or index == len(parts) - 1
+            forget_casts()
+            with torch.set_grad_enabled(held):
+                ran = run(part, self.final)
+            self._kept.append((part, copy, random, ran if held else None))
+            self.final = detach(ran.leaving)
+
+    def pop(self) -> R:
+        """Return the last part that is left; keep no reference while you ask for the next."""
+        part, state, random, ran = self._kept.pop()
+        if ran is None:
+            restore_random_state(self._module, random)
+            forget_casts()
+            ran = self._run(part, state)
+        return ran

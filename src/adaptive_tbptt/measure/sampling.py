@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,14 +16,13 @@ from ..data.nest import detach, slice_steps
 from ..data.stream import Segment, Stream, check_finite
 from ..estimate.lag_profile import LagProfile
 from ..estimate.level_sums import LevelSums
-from ..model.objective import CountLosses, Objective
+from ..model.objective import Objective
 from ..model.running import warm_up
-from .checks import alive_rows, check_reached, refuse_batch_norm
-from .fold import Fold, Gradient
-from .lag_probe import probe_segment
-from .levels import LevelGradients, check_contexts, level_gradients
-from .loss_step import NOT_REACHED
-from .plan import ProbePlan, ProbeSettings, plan_probe
+from .checks import NOT_REACHED, alive_rows, check_reached, refuse_batch_norm
+from .fold import Fold
+from .fused_layer import find_fused_layer
+from .lag_probe import ProbeSettings, probe_segment
+from .levels import check_contexts, level_gradients
 
 Flags = NDArray[np.bool_]
 Progress = Callable[[int, int], None]
@@ -66,33 +66,20 @@ class Source:
     processes: Processes | None = None
 
     def draw(self, steps: int, losses: int = 1) -> Segment:
-        """Draw a segment of `steps` after the burn-in, whose last `losses` hold at least one."""
-
-        def count(targets: Any) -> float:
-            own = self.objective.count_losses(targets)
-            return own if self.processes is None else self.processes.total([own])[0]
-
-        return draw_segment(self.stream, self.burn_in + steps, count, self.generator, losses)
+        """Draw `steps` after the burn-in until the last `losses` of them hold one that counts."""
+        for _ in range(100):  # arbitrary: a stream with one loss in twenty fails once in 10^2 runs
+            segment = self.stream.random_segment(self.burn_in + steps, self.generator)
+            count = self.objective.count_losses(slice_steps(segment.targets, -losses, None))
+            if self.processes is not None:
+                count = self.processes.total([count])[0]
+            if count > 0:
+                return segment
+        raise ValueError("a hundred random segments held no loss: nearly every target is masked")
 
     def seeded(self, index: int) -> None:
         """Give segment `index` a dropout of its own that the seed fixes."""
         if self.seed is not None:
             torch.manual_seed(self.seed + index)
-
-
-def draw_segment(
-    stream: Stream,
-    steps: int,
-    count_losses: CountLosses,
-    generator: torch.Generator | None = None,
-    losses: int = 1,
-) -> Segment:
-    """Draw a random segment whose last `losses` steps hold at least one loss that counts."""
-    for _ in range(100):  # arbitrary: a stream with one loss in twenty fails once in 10^2 runs
-        segment = stream.random_segment(steps, generator)
-        if count_losses(slice_steps(segment.targets, -losses, None)) > 0:
-            return segment
-    raise ValueError("a hundred random segments held no loss: nearly every target is masked")
 
 
 @dataclass(frozen=True)
@@ -114,21 +101,16 @@ class LagRequest:
         """Steps of data that one segment needs after the burn-in."""
         return self.lags
 
-    def plan(self, objective: Objective, segment: Segment) -> ProbePlan | None:
-        """Decide how the model is probed, on some steps of data; None leaves that to the probe."""
+    def prepare(self, objective: Objective, segment: Segment) -> None:
+        """Look at some steps of data once, to decide which path probes take through the model."""
         recurrent = objective.recurrent
         inputs = recurrent.place(segment.inputs)
-        with measuring([recurrent.module]):
-            try:
-                state = detach(recurrent.initial_state(inputs))
-            except ValueError:  # the model does not say where it starts; a burn-in will
-                return None
-            return plan_probe(recurrent, inputs, state, self.settings)
+        with measuring([recurrent.module]), suppress(ValueError):
+            # ValueError: the model does not say where it starts; a burn-in will.
+            find_fused_layer(recurrent, inputs, detach(recurrent.initial_state(inputs)))
 
-    def measure(
-        self, source: Source, plan: ProbePlan | None = None
-    ) -> tuple[LagProfile, ProbePlan | None]:
-        """Draw segments and probe them; return the joined profile and the plan for the next."""
+    def measure(self, source: Source) -> LagProfile:
+        """Draw segments, probe them and join their profiles."""
         objective, profiles, flags = source.objective, [], []
         with preserve(objective.recurrent.module):
             for batch in range(self.batches):
@@ -137,13 +119,12 @@ class LagRequest:
                 source.seeded(batch)
                 profile = None
                 if count > 0:  # else this process has only masked rows; others may have some
-                    profile, plan = probe_segment(
+                    profile = probe_segment(
                         objective,
                         segment,
                         burn_in=source.burn_in,
                         train=source.train,
                         settings=self.settings,
-                        plan=plan,
                     )
                 alive = alive_rows(segment, objective.count_losses, profile)
                 if source.processes is not None:
@@ -153,7 +134,7 @@ class LagRequest:
                 flags.append(alive)
         joined = LagProfile.concatenate(profiles) if len(profiles) > 1 else profiles[0]
         check_reached(joined, np.concatenate(flags))
-        return joined, plan
+        return joined
 
 
 @dataclass(frozen=True)
@@ -196,46 +177,46 @@ class LevelRequest:
         """Segments to draw."""
         return self.segments
 
-    def plan(self, objective: Objective, segment: Segment) -> None:
-        """Levels take the same path through every model."""
-        return None
+    def prepare(self, objective: Objective, segment: Segment) -> None:
+        """Do nothing: levels take the same path through every model."""
 
     def measure(
-        self,
-        source: Source,
-        plan: ProbePlan | None = None,
-        progress: Progress | None = None,
-        before: int = 0,
-    ) -> tuple[LevelSums, ProbePlan | None]:
+        self, source: Source, progress: Progress | None = None, before: int = 0
+    ) -> LevelSums:
         """Draw windows, backpropagate them level by level and add them up in groups.
 
         Args:
             source: where windows come from.
-            plan: levels need none; it is handed on.
             progress: told how many windows are done, of how many.
             before: windows of an earlier measurement that this one goes on from: numbers in
                 messages and seeds of the dropout follow theirs.
         """
-        objective = source.objective
+        objective, recurrent = source.objective, source.objective.recurrent
         parameters = trained_parameters(objective)
         fold = Fold(parameters, self.size)
         groups = min(self.groups or self.segments, self.segments)
         sums = torch.zeros(groups, len(self.contexts), fold.size)
         counts, reached, unreached = np.zeros(groups), False, dict(parameters)
         with measuring(objective.modules, source.train):
-            refuse_batch_norm(objective.recurrent.module)
+            refuse_batch_norm(recurrent.module)
             for index in range(self.segments):
                 segment = source.draw(self.steps, self.losses)
                 source.seeded(before + index)
                 check_finite(segment.inputs, f"the inputs of segment {before + index}")
-                found = self._gradients(source, segment, list(parameters.values()))
+                segment = recurrent.place(segment)
+                state = warm_up(recurrent, segment, source.burn_in)
+                window = segment.between(source.burn_in, segment.steps)
+                found = level_gradients(
+                    objective, window, state, self.contexts, list(parameters.values())
+                )
                 reached = reached or found.reached
                 group = index % groups
                 counts[group] += found.count
                 for level, gradient in enumerate(found.gradients):
                     fold.add(gradient, sums[group, level], found.count)
-                    if unreached:
-                        _strike_out(unreached, parameters, gradient)
+                    for name, g in zip(parameters, gradient, strict=True):
+                        if name in unreached and g is not None and bool(g.to_dense().any()):
+                            del unreached[name]
                 if not torch.isfinite(sums[group]).all():
                     raise ValueError(
                         f"the gradient of segment {before + index} is NaN or infinite: a loss or "
@@ -255,39 +236,19 @@ class LevelRequest:
                 "look useless"
             )
         names = tuple(name.partition(".")[2] for name in unreached)
-        return LevelSums(self.contexts, vectors, counts, self.losses, names), plan
-
-    def _gradients(
-        self, source: Source, segment: Segment, parameters: list[torch.Tensor]
-    ) -> LevelGradients:
-        recurrent = source.objective.recurrent
-        segment = recurrent.place(segment)
-        state = warm_up(recurrent, segment, source.burn_in)
-        window = segment.between(source.burn_in, segment.steps)
-        return level_gradients(source.objective, window, state, self.contexts, parameters)
-
-
-def _strike_out(
-    unreached: dict[str, torch.Tensor], parameters: dict[str, torch.Tensor], gradient: Gradient
-) -> None:
-    """Take parameters that a gradient reaches off the list."""
-    for name, g in zip(parameters, gradient, strict=True):
-        if name in unreached and g is not None and bool(g.to_dense().any()):
-            del unreached[name]
+        return LevelSums(self.contexts, vectors, counts, self.losses, names)
 
 
 def trained_parameters(objective: Objective) -> dict[str, torch.Tensor]:
     """Return the parameters that require a gradient, by name; tied ones once."""
-    found: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()  # a loss may share a parameter with the model
+    names: dict[torch.Tensor, str] = {}  # a loss may share a parameter with the model
     for index, module in enumerate(objective.modules):
         for name, p in module.named_parameters():
-            if p.requires_grad and id(p) not in seen:
-                found[f"{index}.{name}"] = p
-                seen.add(id(p))
-    if not found:
+            if p.requires_grad:
+                names.setdefault(p, f"{index}.{name}")
+    if not names:
         raise ValueError("no parameter of the model requires a gradient")
-    return found
+    return {name: p for p, name in names.items()}
 
 
 Request = LagRequest | LevelRequest

@@ -3,9 +3,7 @@
 from .bias_tolerance import BiasTolerance
 from .controller import Controller, TruncationState
 from .fixed import FixedTruncation
-from .gauges import Gauge, MeasuredGauge, PaperGauge, ReleaseGauge, StateGauge
-from .probe_budget import ProbeBudget
-from .smoothed import Smoothed
+from .gauges import Gauge, MeasuredGauge, PaperGauge, ProbeBudget, ReleaseGauge, StateGauge
 from .wrappers import Bucketed, Limited, RateLimited
 
 __all__ = [
@@ -20,7 +18,6 @@ __all__ = [
     "ProbeBudget",
     "RateLimited",
     "ReleaseGauge",
-    "Smoothed",
     "StateGauge",
     "TruncationState",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,6 @@ from ..estimate.level_bias import LevelCurve, level_bias
 from ..estimate.level_sums import LevelSums, levels_up_to
 from ..estimate.truncation import Curve
 from ..measure.sampling import Evidence, LagRequest, LevelRequest, Request
-from .probe_budget import ProbeBudget
 
 Array = NDArray[np.float64]
 SINGLE = 4  # times as many windows where each carries a single loss, which is a noisier gradient
@@ -116,6 +115,21 @@ class ReleaseGauge(StateGauge):
     def gradient_norms(self, profile: LagProfile) -> Array:
         """||E_s sum_{1<=j<=k} dL_s/dh_{s-j}||."""
         return profile.cumulative_norms
+
+
+class ProbeBudget(NamedTuple):
+    """Windows that an estimate backpropagates.
+
+    Attributes:
+        segments: windows of every row, per estimate; four times as many where each carries a
+            single loss.
+        first: the same for an estimate that has no earlier evidence to rest on.
+        remembered: windows of earlier estimates that still count: parameters move slowly.
+    """
+
+    segments: int = 8
+    first: int = 24
+    remembered: int = 24
 
 
 @dataclass(frozen=True)

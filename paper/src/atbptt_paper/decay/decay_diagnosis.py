@@ -191,7 +191,7 @@ def diagnose_decay(
     gauge = PaperGauge() if gauge is None else gauge
     source = how.source(objective, stream)
     request = LagRequest(lags, batches=math.ceil(how.samples / stream.rows))
-    profile, _ = request.measure(source)
+    profile = request.measure(source)
     bias = gauge.bias(profile)
     uncertainty = None
     if profile.samples > 1:

@@ -168,9 +168,9 @@ def _error_bars(
     seed = 1_000_003 * (config.seed + 1) + metrics["epoch"]
     source = Source(tbptt.objective, train, config.burn_in, torch.Generator().manual_seed(seed))
     request = gauge.request(config.lags, (config.k_min, config.k_max), config.losses, 0)
-    ks, biases, betas, plan = [], [], [], None
+    ks, biases, betas = [], [], []
     for _ in range(config.error_bar_repeats):
-        evidence, plan = request.measure(source, plan)
+        evidence = request.measure(source)
         bias = gauge.bias(evidence)
         bound = bias.relative_at(tbptt.k)
         biases.append(bound if math.isfinite(bound) else None)

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 import adaptive_tbptt as at
 from adaptive_tbptt.data import Segment
 from adaptive_tbptt.data.nest import leaves
-from adaptive_tbptt.measure.plan import plan_probe
-from adaptive_tbptt.measure.recompute import Segments
+from adaptive_tbptt.measure.fused_layer import find_fused_layer, fused_pass
+from adaptive_tbptt.measure.passes import Replay, StepPass
 
 from ..oracle import DictState
 
@@ -96,28 +96,31 @@ class Noisy(nn.Module):
         return self.drop(out), state
 
 
-def test_a_segment_that_is_run_again_draws_the_same_dropout(monkeypatch):
-    for fused in (True, False):
-        model = at.model.as_recurrent(Noisy(nn.LSTM(3, 8, 2, dropout=0.5)).train())
-        window = Segment(torch.randn(STEPS, ROWS, 3), torch.randn(STEPS, ROWS, 8))
-        run, left = Segments._run, []
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("hold", [True, False])
+def test_a_part_that_is_run_again_draws_the_same_dropout(fused, hold):
+    model = at.model.as_recurrent(Noisy(nn.LSTM(3, 8, 2, dropout=0.5)).train())
+    window = Segment(torch.randn(STEPS, ROWS, 3), torch.randn(STEPS, ROWS, 8))
+    state = model.initial_state(window.inputs)
+    layer = find_fused_layer(model, window.inputs, state)
+    assert layer is not None
+    runs = []
 
-        def note(self, start, state, run=run, left=left):
-            passed = run(self, start, state)
-            left.append((start, leaves(passed.leaving)))
-            return passed
+    def run(part, state):
+        steps = fused_pass(model, layer, part, state) if fused else StepPass(model, part, state)
+        runs.append((id(part), leaves(steps.leaving)))
+        return steps
 
-        monkeypatch.setattr(Segments, "_run", note)
-        state = model.initial_state(window.inputs)
-        plan = plan_probe(model, window.inputs, state, at.measure.ProbeSettings(fused=fused))
-        segments = Segments(model, window, state, plan, length=4)
-        forward, left[:] = dict(left), []
-        list(segments.backward([torch.ones_like(x) for x in leaves(segments.final)]))
-        monkeypatch.undo()
-        assert [start for start, _ in left] == [8, 4, 0]
-        for start, again in left:
-            for a, b in zip(again, forward[start], strict=True):
-                torch.testing.assert_close(a, b, rtol=0, atol=0)
+    parts = [window.between(start, min(start + 4, STEPS)) for start in range(0, STEPS, 4)]
+    replay = Replay(model, parts, state, run, hold=hold)
+    forward, runs[:] = dict(runs), []
+    gradients = [torch.ones_like(x) for x in leaves(replay.final)]
+    for _ in parts:
+        gradients = [g[0] for g in replay.pop().backward(gradients)]
+    assert [part for part, _ in runs] == ([] if hold else [id(p) for p in parts[-2::-1]])
+    for part, again in runs:
+        for a, b in zip(again, forward[part], strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 def test_dropout_in_the_general_path_does_not_depend_on_the_segments():
