@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import adaptive_tbptt as at
 from adaptive_tbptt.measure import fused_layer, lag_probe
-from adaptive_tbptt.measure.fused_layer import LayerPass, find_fused_layer
+from adaptive_tbptt.measure.fused_layer import LayerPass, ProbePlan
 
 from ..oracle import CoreHead, DictState
 
@@ -68,7 +68,7 @@ def assert_same(fast, slow, rtol=1e-10):
 
 def is_fused(model, x):
     recurrent = at.model.as_recurrent(model)
-    return find_fused_layer(recurrent, x, recurrent.initial_state(x)) is not None
+    return ProbePlan().layer(recurrent, x, recurrent.initial_state(x)) is not None
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -285,8 +285,10 @@ def test_the_path_is_decided_anew_for_another_number_format_or_other_settings(mo
 
 
 def test_a_loop_decides_once_however_often_it_estimates(monkeypatch):
-    decided, find = [], fused_layer._find
-    monkeypatch.setattr(fused_layer, "_find", lambda *a: (decided.append(1), find(*a))[1])
+    decided, find = [], fused_layer.find_fused_layer
+    monkeypatch.setattr(
+        fused_layer, "find_fused_layer", lambda *a: (decided.append(1), find(*a))[1]
+    )
     stream = at.SequenceStream(torch.randn(90, ROWS, 3), torch.randn(90, ROWS, 4))
     rule = at.BiasTolerance(0.5, k_max=8, lags=10, gauge=at.truncate.PaperGauge())
     tbptt = at.AdaptiveTBPTT(nn.GRU(3, 4), F.mse_loss, rule, estimates_per_epoch=5, burn_in=2)
@@ -294,9 +296,11 @@ def test_a_loop_decides_once_however_often_it_estimates(monkeypatch):
         window.backward()
     assert len(tbptt.history) == 5
     assert len(decided) == 1
+    # A plan holds for the number format it was made for.
     tbptt.recurrent.module.float()
-    x, y = torch.randn(STEPS, ROWS, 3).float(), torch.randn(STEPS, ROWS, 4).float()
-    at.probe(tbptt.recurrent, F.mse_loss, x, y)
+    tbptt.estimate(
+        at.SequenceStream(torch.randn(90, ROWS, 3).float(), torch.randn(90, ROWS, 4).float())
+    )
     assert len(decided) == 2
 
 

@@ -16,6 +16,7 @@ from .. import defaults
 from ..data.stream import Stream, require_stream
 from ..distributed.ranks import Ranks, present_ranks
 from ..errors import TruncationWarning
+from ..measure.fused_layer import ProbePlan
 from ..measure.sampling import Evidence, Request, Source
 from ..model.checks import look
 from ..model.objective import CountLosses, Objective
@@ -152,7 +153,7 @@ class AdaptiveTBPTT:
         self.evidence: Evidence | None = None
         self.probed_steps = 0
         self._tally, self._carried = Tally(), CarriedStates()
-        self._prepared = False
+        self._plan, self._prepared = ProbePlan(), False
         self._stream: weakref.ref[Stream] | None = None
         self._generator = torch.Generator().manual_seed(seed)
 
@@ -228,7 +229,7 @@ class AdaptiveTBPTT:
         segment = part.peek(LOOK_STEPS)
         look(self.objective, segment, part)
         if self.request is not None:
-            self.request.prepare(self.objective, segment)
+            self.request.prepare(self.objective, segment, self._plan)
 
     @property
     def request(self) -> Request | None:
@@ -246,6 +247,7 @@ class AdaptiveTBPTT:
             self.burn_in,
             self._generator,
             processes=self.ranks if self.ranks.count > 1 else None,
+            plan=self._plan,
         )
         evidence = request.measure(source)
         before, self.evidence = self.truncation.decision, evidence

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -155,28 +154,34 @@ def _layer_inputs(recurrent: Recurrent, layer: nn.RNNBase, inputs: Nest, state: 
     return x
 
 
-# What was found for a model, with the device and number format that it holds for.
-_FOUND: WeakKeyDictionary[Recurrent, tuple[Any, nn.RNNBase | None]] = WeakKeyDictionary()
+class ProbePlan:
+    """Which path probes take through a model: decided at the first one, then handed on.
+
+    The decision holds for the device and the number format it was made for. Under autocast products
+    change their format: the general path leaves that to torch.
+    """
+
+    def __init__(self) -> None:
+        self._home: Any = None
+        self._layer: nn.RNNBase | None = None
+
+    def layer(self, recurrent: Recurrent, inputs: Nest, state: State) -> nn.RNNBase | None:
+        """Return the layer to take the fast path through; None takes the general path."""
+        # A single step does not tell whether the layer is given all steps at once.
+        if steps_of(inputs) < 2 or autocast_format(recurrent.device) is not None:
+            return None
+        home = recurrent.home
+        if self._home is None or self._home != home:
+            self._home, self._layer = home, find_fused_layer(recurrent, inputs, state)
+        return self._layer
 
 
 def find_fused_layer(recurrent: Recurrent, inputs: Nest, state: State) -> nn.RNNBase | None:
     """Return the layer whose fast path equals the general one for this model, if there is one.
 
-    Both run a few steps of up to two rows, once per model. They agree where the model hands its
-    state to the layer as it is, returns the layer's as its own, and computes the layer's input from
-    its inputs alone. A single step does not tell whether the layer is given all steps at once.
-    Under autocast products change their format: the general path leaves that to torch.
+    Both run a few steps of up to two rows. They agree where the model hands its state to the layer
+    as it is, returns the layer's as its own, and computes the layer's input from its inputs alone.
     """
-    if steps_of(inputs) < 2 or autocast_format(recurrent.device) is not None:
-        return None
-    home, (known_home, layer) = recurrent.home, _FOUND.get(recurrent, (None, None))
-    if known_home is None or known_home != home:
-        layer = _find(recurrent, inputs, state)
-        _FOUND[recurrent] = home, layer
-    return layer
-
-
-def _find(recurrent: Recurrent, inputs: Nest, state: State) -> nn.RNNBase | None:
     modules = list(recurrent.module.modules())
     layers: list[Any] = [m for m in modules if type(m) in (nn.LSTM, nn.GRU, nn.RNN)]
     cells = any(isinstance(m, nn.RNNCellBase) for m in modules)

@@ -24,7 +24,7 @@ from .checks import (
     refuse_batch_norm,
     warn_of_dropped_gradients,
 )
-from .fused_layer import find_fused_layer, fused_pass
+from .fused_layer import ProbePlan, fused_pass
 from .lag_norms import LagNorms
 from .passes import HELD_STEPS, Pass, Replay, StepPass, as_variable
 
@@ -115,8 +115,9 @@ def probe_segment(
     *,
     train: bool | None = None,
     settings: ProbeSettings | None = None,
+    plan: ProbePlan | None = None,
 ) -> LagProfile:
-    """Probe a time-first segment.
+    """Probe a time-first segment; the plan is that of earlier probes of this model, if any.
 
     The caller is to `check_reached`: a segment whose rows all reset at its last step has no
     gradient to reach the state.
@@ -142,7 +143,7 @@ def probe_segment(
         parts = [before.between(start, stop) for start, stop in pairwise(cuts)]
         layer = None
         if parts and settings.fused:
-            layer = find_fused_layer(recurrent, before.inputs, state)
+            layer = (plan or ProbePlan()).layer(recurrent, before.inputs, state)
 
         def run(part: Segment, state: State) -> Pass:
             if layer is None:

@@ -20,7 +20,7 @@ from ..model.objective import Objective
 from ..model.running import warm_up
 from .checks import NOT_REACHED, alive_rows, check_reached, refuse_batch_norm
 from .fold import Fold
-from .fused_layer import find_fused_layer
+from .fused_layer import ProbePlan
 from .lag_probe import ProbeSettings, probe_segment
 from .levels import check_contexts, level_gradients
 
@@ -55,6 +55,7 @@ class Source:
         train: mode of the model; None keeps the one it is in.
         seed: of the dropout of each segment; None goes on from the caller's random state.
         processes: others that hold further rows; None is this process alone.
+        plan: the path that probes of this model take, where earlier ones decided it.
     """
 
     objective: Objective
@@ -64,6 +65,7 @@ class Source:
     train: bool | None = None
     seed: int | None = None
     processes: Processes | None = None
+    plan: ProbePlan = field(default_factory=ProbePlan)
 
     def draw(self, steps: int, losses: int = 1) -> Segment:
         """Draw `steps` after the burn-in until the last `losses` of them hold one that counts."""
@@ -101,13 +103,13 @@ class LagRequest:
         """Steps of data that one segment needs after the burn-in."""
         return self.lags
 
-    def prepare(self, objective: Objective, segment: Segment) -> None:
-        """Look at some steps of data once, to decide which path probes take through the model."""
+    def prepare(self, objective: Objective, segment: Segment, plan: ProbePlan) -> None:
+        """Decide on some steps of data which path probes take through the model."""
         recurrent = objective.recurrent
         inputs = recurrent.place(segment.inputs)
         with measuring([recurrent.module]), suppress(ValueError):
             # ValueError: the model does not say where it starts; a burn-in will.
-            find_fused_layer(recurrent, inputs, detach(recurrent.initial_state(inputs)))
+            plan.layer(recurrent, inputs, detach(recurrent.initial_state(inputs)))
 
     def measure(self, source: Source) -> LagProfile:
         """Draw segments, probe them and join their profiles."""
@@ -125,6 +127,7 @@ class LagRequest:
                         burn_in=source.burn_in,
                         train=source.train,
                         settings=self.settings,
+                        plan=source.plan,
                     )
                 alive = alive_rows(segment, objective.count_losses, profile)
                 if source.processes is not None:
@@ -177,7 +180,7 @@ class LevelRequest:
         """Segments to draw."""
         return self.segments
 
-    def prepare(self, objective: Objective, segment: Segment) -> None:
+    def prepare(self, objective: Objective, segment: Segment, plan: ProbePlan) -> None:
         """Do nothing: levels take the same path through every model."""
 
     def measure(
