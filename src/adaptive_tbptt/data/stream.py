@@ -185,12 +185,16 @@ class SequenceStream(Stream):
             to the initial one before that step. None means one sequence per row.
         batch_first: whether the tensors given are `(batch, time, ...)`.
 
+    Attributes:
+        rows: number of rows.
+        length: number of steps of each row.
+
     >>> stream = SequenceStream(torch.arange(12.0).view(6, 2), torch.zeros(6, 2))
     >>> stream.read(4).inputs.shape, stream.cursor, len(stream)
     (torch.Size([4, 2]), 4, 6)
     """
 
-    rows: int = 0
+    rows: int = 0  # plain attributes in place of the abstract properties: every window reads them
     length: int = 0
 
     def __init__(
