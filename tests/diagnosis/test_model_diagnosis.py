@@ -200,6 +200,16 @@ class TestBudget:
         assert found.curve.samples == 4 * two_stages.PILOT * 5 * 2
         assert found.seconds < 20
 
+    def test_a_pilot_that_noise_hides_spends_what_the_budget_allows(self, monkeypatch):
+        ticks = iter(range(10**6))
+        slow = SimpleNamespace(**{**vars(time), "monotonic": lambda: 0.01 * next(ticks)})
+        monkeypatch.setattr(two_stages, "time", slow)
+        monkeypatch.setattr(two_stages, "PILOT", 6)
+        noise = torch.zeros(200, 2, 3), torch.randn(200, 2, 6)
+        sampling = {"level": 0.999}  # six windows cannot tell anything at this level
+        found = diagnose(stream=noise, segments=None, seconds=4.0, lags=4, sampling=sampling)
+        assert found.curve.samples > 32 * 6 * 5 * 2
+
     def test_too_few_segments_are_refused(self):
         with pytest.raises(ValueError, match=r"at least 6 segments .* at level 0\.9, got 5"):
             diagnose(segments=5)

@@ -44,8 +44,7 @@ def measure_in_two_stages(
     if segments is None:
         each = (time.monotonic() - began) / pilot
         affordable = int((seconds - (time.monotonic() - began)) / max(each, 1e-9))
-        wanted = _wanted(level_bias(sums, level), pilot)
-        more = min(max(wanted - pilot, 0), affordable)
+        more = int(min(max(_wanted(level_bias(sums, level), pilot) - pilot, 0), affordable))
         # Fewer would not tell a gradient from noise.
         more = max(more, 2 * groups_needed(level) - pilot)
     else:
@@ -58,10 +57,13 @@ def measure_in_two_stages(
     return sums
 
 
-def _wanted(curve: LevelCurve, pilot: int) -> int:
-    """Return how many windows the precision aimed at needs, by what the pilot saw."""
+def _wanted(curve: LevelCurve, pilot: int) -> float:
+    """Return how many windows the precision aimed at needs, by what the pilot saw.
+
+    A pilot whose gradient is hidden by noise does not tell: everything that the budget allows.
+    """
     if curve.hidden:
-        return 32 * pilot
+        return math.inf
     notable = curve.estimate > NOTABLE
     if not notable.any():
         return 4 * pilot
