@@ -9,7 +9,7 @@ from .loop import AdaptiveTBPTT, StepScale, evaluate
 from .measure import probe
 from .model import check
 from .train import Trainer
-from .truncate import BiasTolerance, FixedTruncation
+from .truncate import BiasTolerance, FixedTruncation, Unbiased
 
 __all__ = [
     "AdaptiveTBPTT",
@@ -20,6 +20,7 @@ __all__ = [
     "StepScale",
     "Trainer",
     "TruncationWarning",
+    "Unbiased",
     "bias_bound",
     "check",
     "check_bias",

@@ -27,6 +27,7 @@ CONTROLLERS = {
     "measured rate": at.truncate.RateLimited(MEASURED, factor=1.5),
     "measured powers": at.truncate.Bucketed(at.truncate.Limited(MEASURED, low=3, high=40)),
     "detached": at.FixedTruncation(0),
+    "unbiased": at.Unbiased(40),
     "limited": at.truncate.Limited(TOLERANCE, low=5, high=9),
     "buckets": at.truncate.Bucketed(TOLERANCE, (4, 16, 64)),
     "powers": at.truncate.Bucketed(TOLERANCE),

@@ -23,6 +23,7 @@ from ..model.objective import CountLosses, Objective
 from ..model.recurrent import LossFn, Recurrent
 from ..truncate.controller import Controller, TruncationState
 from ..truncate.remedies import what_to_do
+from ..truncate.unbiased import Unbiased
 from .arguments import as_controller, check_losses
 from .carried_states import CarriedStates
 from .estimates import Estimate
@@ -137,6 +138,11 @@ class AdaptiveTBPTT:
             state_batch_dim=state_batch_dim,
         )
         self.controller = as_controller(controller)
+        if isinstance(self.controller, Unbiased) and (losses is None or not overlap):
+            raise ValueError(
+                "Unbiased draws a context for windows of a fixed length: say how many losses they "
+                "carry, such as losses=35, and leave overlap=True"
+            )
         if self.controller.k_max == 0 and losses is None:
             raise ValueError(
                 "a truncation length of 0 leaves a window no context: say how many losses it "
@@ -333,11 +339,11 @@ class AdaptiveTBPTT:
 
     def _next_span(self, stream: Stream) -> Span:
         """Return where the window at the stream's cursor lies."""
-        k = self.truncation.k
-        assert k is not None  # an estimate was due otherwise
-        first, planned = stream.cursor, self.losses_per_window(k)
+        first, planned = stream.cursor, self.losses_per_window(self.truncation.known_k)
+        k, factors = self.controller.context(self.truncation, planned, self.trained_steps)
         start = max(first - k, self._carried.oldest) if self.overlap else first
-        return Span(k, start, first, stream.available(first + planned), planned)
+        at = {first - back: factor for back, factor in factors if first - back > start}
+        return Span(k, start, first, stream.available(first + planned), planned, at)
 
     def _not_of(self, stream: Stream) -> ValueError:
         return ValueError(

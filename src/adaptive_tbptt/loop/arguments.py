@@ -7,6 +7,8 @@ from numbers import Integral, Real
 from ..truncate.bias_tolerance import BiasTolerance
 from ..truncate.controller import Controller
 from ..truncate.fixed import FixedTruncation
+from ..truncate.unbiased import Unbiased
+from ..truncate.wrappers import Wrapper
 
 
 def as_controller(truncation: Controller | float) -> Controller:
@@ -17,6 +19,11 @@ def as_controller(truncation: Controller | float) -> Controller:
     >>> as_controller(0.1).delta
     0.1
     """
+    if isinstance(truncation, Wrapper) and isinstance(truncation.controller, Unbiased):
+        raise TypeError(
+            f"{type(truncation).__name__} changes the k that an estimate chose, and Unbiased "
+            "estimates nothing: pass Unbiased as it is"
+        )
     if isinstance(truncation, Controller):
         return truncation
     if isinstance(truncation, Integral) and not isinstance(truncation, bool):

@@ -27,6 +27,7 @@ class Span(NamedTuple):
         first: first step that carries a loss.
         stop: the step after the last.
         planned: K2 as planned; the last window of an epoch may carry fewer.
+        factors: steps of the stream where the gradient of the state is multiplied, and by what.
     """
 
     k: int
@@ -34,6 +35,7 @@ class Span(NamedTuple):
     first: int
     stop: int
     planned: int
+    factors: dict[int, float] = {}  # noqa: RUF012 - never written to
 
 
 @dataclass
@@ -67,6 +69,8 @@ class Window:
         losses: K2, the steps that carry a loss; the last window of an epoch may have fewer.
         steps: the same.
         reach: the largest lag that the first and the last loss of the window see.
+        factors: steps of the stream where the gradient of the state is multiplied on its way into
+            the past, and by what; empty unless the truncation is `Unbiased`.
         weight: number of losses it carried, masked ones left out, once its loss was computed.
     """
 
@@ -79,7 +83,7 @@ class Window:
         tally: Tally,
         ranks: Ranks,
     ) -> None:
-        self.k, self.start, self.first, self.stop, self._planned = span
+        self.k, self.start, self.first, self.stop, self._planned, self.factors = span
         self.losses = self.steps = self.stop - self.first
         self.reach = self.first - self.start, self.stop - 1 - self.start
         self.weight: float | None = None
@@ -105,7 +109,9 @@ class Window:
         # Only windows of full size repeat, so the others are not worth a compilation.
         full = self.steps == self._planned and context in (0, self.k)
         forward = window_forward if full else eager()(window_forward)
-        result = forward(self._objective, segment, state, context, self._marks(context))
+        factors = {step - self.start: factor for step, factor in self.factors.items()}
+        marks = self._marks(context)
+        result = forward(self._objective, segment, state, context, marks, factors)
         for step, entering in result.states.items():
             self._carried.put(self.start + step, entering)
         self.weight = result.losses
@@ -116,6 +122,8 @@ class Window:
 
     def _marks(self, context: int) -> list[int]:
         """Return the step where the next window starts if K stays, if it lies in the context."""
+        if self.factors:  # every window starts at a boundary, whose state is held
+            return []
         following = self.stop - self.k - self.start
         return [following] if 0 < following < context else []
 

@@ -7,7 +7,7 @@ others more; (K, K) is what frameworks do; (T, T) is full backpropagation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -35,7 +35,12 @@ class WindowPass(NamedTuple):
 
 
 def window_forward(
-    objective: Objective, segment: Segment, state: State, context: int, marks: Iterable[int] = ()
+    objective: Objective,
+    segment: Segment,
+    state: State,
+    context: int,
+    marks: Iterable[int] = (),
+    factors: Mapping[int, float] | None = None,
 ) -> WindowPass:
     """Run a window whose steps from `context` on carry losses.
 
@@ -46,16 +51,18 @@ def window_forward(
         context: K1 - K2, the steps without a loss. Where the model exposes core and head, no head
             is computed for them.
         marks: further steps, at most `context`, whose entering state is wanted.
+        factors: steps, at most `context`, where the gradient of the state is multiplied, and by
+            what.
 
     Returns:
         The loss, its count, and the detached state entering every mark, the first loss, and the
         step after the window.
     """
     forget_casts()
-    stops = {context, *marks, segment.steps} - {0}
+    stops = {context, *marks, *(factors or ()), segment.steps} - {0}
     states: dict[int, State] = {}
     read: list[Piece] = []
-    for piece in run_pieces(objective.recurrent, segment, state, stops):
+    for piece in run_pieces(objective.recurrent, segment, state, stops, factors):
         if piece.stop in stops:  # not at a reset in between
             states[piece.stop] = detach(piece.state)
         if piece.start >= context:

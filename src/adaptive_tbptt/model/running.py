@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .._torch.compiling import eager
 from .._torch.number_formats import forget_casts
-from ..data.nest import Nest, State, detach, reset_rows, slice_steps, steps_of
+from ..data.nest import Nest, State, detach, map_leaves, reset_rows, slice_steps, steps_of
 from ..data.stream import Segment
 from .recurrent import Recurrent
 
@@ -26,7 +26,11 @@ class Piece(NamedTuple):
 
 
 def run_pieces(
-    recurrent: Recurrent, segment: Segment, state: State, cuts: Iterable[int] = ()
+    recurrent: Recurrent,
+    segment: Segment,
+    state: State,
+    cuts: Iterable[int] = (),
+    factors: Mapping[int, float] | None = None,
 ) -> Iterator[Piece]:
     """Run a segment in as few calls as `cuts` and the resets in it allow.
 
@@ -35,6 +39,7 @@ def run_pieces(
         segment: time first, on any device.
         state: state entering the segment; None is the initial state.
         cuts: steps of the segment before which a piece must end.
+        factors: at some of the cuts, what the gradient of the state is multiplied by there.
     """
     steps, resets = segment.steps, segment.resets
     ends = {0, steps, *cuts}
@@ -51,6 +56,20 @@ def run_pieces(
         part = inputs if stop - start == steps else slice_steps(inputs, start, stop)
         features, state = recurrent.core(part, state)
         yield Piece(start, stop, features, state)
+        if factors and stop in factors:
+            state = scale_gradient(state, factors[stop])
+
+
+def scale_gradient(state: State, factor: float) -> State:
+    """Return the same state; its gradient is multiplied by a factor on the way into the past."""
+
+    def scaled(leaf: Tensor) -> Tensor:
+        if leaf.requires_grad:
+            leaf = leaf.view_as(leaf)  # an alias: the leaf itself may be read elsewhere, too
+            leaf.register_hook(lambda gradient: gradient * factor)
+        return leaf
+
+    return map_leaves(scaled, state)
 
 
 def advance(recurrent: Recurrent, segment: Segment, state: State) -> State:

@@ -1,14 +1,16 @@
 """How far back: controllers that turn measurements into K, and the gauges they read them with."""
 
 from .bias_tolerance import BiasTolerance
-from .controller import Controller, TruncationState
+from .controller import Context, Controller, TruncationState
 from .fixed import FixedTruncation
 from .gauges import Gauge, MeasuredGauge, PaperGauge, ProbeBudget, ReleaseGauge, StateGauge
+from .unbiased import Unbiased
 from .wrappers import Bucketed, Limited, RateLimited
 
 __all__ = [
     "BiasTolerance",
     "Bucketed",
+    "Context",
     "Controller",
     "FixedTruncation",
     "Gauge",
@@ -20,4 +22,5 @@ __all__ = [
     "ReleaseGauge",
     "StateGauge",
     "TruncationState",
+    "Unbiased",
 ]

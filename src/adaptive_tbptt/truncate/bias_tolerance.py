@@ -8,7 +8,7 @@ from typing import Any
 from .. import defaults
 from ..estimate.truncation import Limits, Outcome, TruncationDecision, choose_truncation
 from ..measure.sampling import Evidence, Request
-from .controller import Controller, TruncationState
+from .controller import Context, Controller, TruncationState
 from .gauges import Gauge, MeasuredGauge
 
 
@@ -69,6 +69,10 @@ class BiasTolerance(Controller):
     def brief(self, state: TruncationState, evidence: Evidence) -> dict[str, Any]:
         """Keep what the gauge looked at: where it remembers measurements, all of them."""
         return self.gauge.brief(evidence if state.evidence is None else state.evidence)
+
+    def context(self, state: TruncationState, losses: int, step: int) -> Context:
+        """The same for every window until the next estimate."""
+        return Context(state.known_k)
 
     def assess(self, state: TruncationState, k: int) -> TruncationDecision | None:
         """Tell the bias at k."""

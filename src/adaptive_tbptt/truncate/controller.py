@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -37,6 +37,12 @@ class TruncationState:
     inner: TruncationState | None = None
     evidence: LevelSums | None = field(default=None, repr=False, compare=False)
     curve: Curve | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def known_k(self) -> int:
+        """The truncation length, once an estimate gave one."""
+        assert self.k is not None, "an estimate was due before the first window"
+        return self.k
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values and tensors, for a checkpoint."""
@@ -72,6 +78,19 @@ class TruncationState:
         return TruncationState(saved["k"], decision, tuple(saved["memory"]), inner, evidence)
 
 
+class Context(NamedTuple):
+    """How far back one window looks.
+
+    Attributes:
+        k: steps before the first loss that the gradient flows through.
+        factors: pairs of steps back, below k, and what the gradient of the state is multiplied by
+            there, on its way into the past; none for the plain gradient.
+    """
+
+    k: int
+    factors: tuple[tuple[int, float], ...] = ()
+
+
 class Controller(ABC):
     """Chooses the truncation length. Classes below it are final."""
 
@@ -100,6 +119,17 @@ class Controller(ABC):
     @abstractmethod
     def update(self, state: TruncationState, evidence: Evidence) -> TruncationState:
         """Return what holds after a measurement."""
+
+    @abstractmethod
+    def context(self, state: TruncationState, losses: int, step: int) -> Context:
+        """Return how far back a window looks.
+
+        Args:
+            state: what holds now; its k is known.
+            losses: K2 of the window.
+            step: steps trained on before it. A controller that draws uses it as the number of the
+                draw: the same after a resume, and on all processes.
+        """
 
     @abstractmethod
     def assess(self, state: TruncationState, k: int) -> TruncationDecision | None:

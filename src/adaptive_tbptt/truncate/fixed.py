@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..measure.sampling import Evidence
-from .controller import Controller, TruncationState
+from .controller import Context, Controller, TruncationState
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,10 @@ class FixedTruncation(Controller):
     def update(self, state: TruncationState, evidence: Evidence) -> TruncationState:
         """Stay."""
         return state
+
+    def context(self, state: TruncationState, losses: int, step: int) -> Context:
+        """The same for every window until the next estimate."""
+        return Context(state.known_k)
 
     def assess(self, state: TruncationState, k: int) -> None:
         """No tolerance was asked for."""

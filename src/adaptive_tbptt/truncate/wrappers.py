@@ -9,7 +9,7 @@ from typing import Any
 
 from ..estimate.truncation import TruncationDecision
 from ..measure.sampling import Evidence, Request
-from .controller import Controller, TruncationState
+from .controller import Context, Controller, TruncationState
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,10 @@ class Wrapper(Controller):
     def brief(self, state: TruncationState, evidence: Evidence) -> dict[str, Any]:
         """Keep what the wrapped controller looked at."""
         return self.controller.brief(_inner(state), evidence)
+
+    def context(self, state: TruncationState, losses: int, step: int) -> Context:
+        """The same for every window until the next estimate."""
+        return Context(state.known_k)
 
     def assess(self, state: TruncationState, k: int) -> TruncationDecision | None:
         """Ask the wrapped controller."""

@@ -1,0 +1,103 @@
+"""Every lag on average: a context that is drawn for each window, and weighted by its chance.
+
+A window is cut at its levels, c_0 = 0 < c_1 < ... < c_J. Level j is run with probability P_j, and
+what it adds to the gradient is divided by P_j:
+
+    E sum_{j run} Delta_j / P_j = sum_j Delta_j
+
+The mean is the gradient of the window with all c_J steps of context, whatever the probabilities.
+ARTBP (Tallec and Ollivier, 2017) and randomised telescopes (Beatson and Adams, 2019) are of this
+family. The identity holds at fixed parameters. The states that windows start from come from
+slightly older parameters, as in every loop that carries its state.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from .. import defaults
+from ..measure.sampling import Evidence
+from .controller import Context, Controller, TruncationState
+
+
+@dataclass(frozen=True)
+class Unbiased(Controller):
+    """The detach loop plus a context that is drawn at random, so that on average nothing is cut.
+
+    The levels are 1, 2, 4, ... times `losses` steps, up to k_max; level j has the probability
+    `chance * fall**(j - 1)`. Multiples of `losses` are window boundaries, whose states are held.
+
+    Attributes:
+        k_max: the longest context; what lies further back is cut.
+        chance: probability of the first level.
+        fall: how much less likely each level is than the one before it.
+        seed: of the draws. They depend on it and on the steps trained so far alone.
+
+    Choosing k_max: it bounds memory, and the average cost grows with its logarithm. Choosing chance
+    and fall: smaller ones cost less and add noise, since what is run seldom is multiplied by more.
+
+    Clipping acts on the weighted gradient. Where it is clipped, the mean is no longer that of the
+    whole window.
+
+    >>> Unbiased(k_max=80).levels(losses=10)
+    ((10, 0.5), (20, 0.25), (40, 0.125), (80, 0.0625))
+    >>> Unbiased(k_max=80).expected_context(losses=10)
+    12.5
+    """
+
+    k_max: int = defaults.LAGS
+    chance: float = 0.5
+    fall: float = 0.5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.k_max < 1:
+            raise ValueError(f"k_max must be at least 1 step of context, got {self.k_max}")
+        for name in ("chance", "fall"):
+            if not 0.0 < getattr(self, name) <= 1.0:
+                raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
+
+    def levels(self, losses: int) -> tuple[tuple[int, float], ...]:
+        """Return contexts and their probabilities for windows of so many losses."""
+        found, context, chance = [], losses, self.chance
+        while context < self.k_max:
+            found.append((context, chance))
+            context, chance = 2 * context, chance * self.fall
+        return (*found, (self.k_max, chance))
+
+    def expected_context(self, losses: int) -> float:
+        """Return the mean number of steps of context that a window runs."""
+        levels = ((0, 1.0), *self.levels(losses))
+        return sum(chance * (c - before) for (before, _), (c, chance) in pairwise(levels))
+
+    def context(self, state: TruncationState, losses: int, step: int) -> Context:
+        """Draw how far back this window looks, and the factor at each level's younger end."""
+        # One number decides all levels, so that a level is run only with those before it.
+        drawn = random.Random(f"{self.seed} {step}").random()
+        levels = ((0, 1.0), *self.levels(losses))
+        run = [level for level in levels if drawn < level[1]]
+        factors = tuple((c, p / q) for (c, p), (_, q) in pairwise(run) if p != q)
+        return Context(run[-1][0], factors)
+
+    def request(self, state: TruncationState, losses: int | None) -> None:
+        """Nothing is measured."""
+        return None
+
+    def init(self) -> TruncationState:
+        """Start with the longest context: what must be kept at hand."""
+        return TruncationState(self.k_max)
+
+    def update(self, state: TruncationState, evidence: Evidence) -> TruncationState:
+        """Stay."""
+        return state
+
+    def assess(self, state: TruncationState, k: int) -> None:
+        """No tolerance was asked for."""
+        return None
+
+    def brief(self, state: TruncationState, evidence: Evidence) -> dict[str, Any]:
+        """Nothing was estimated."""
+        return {}
