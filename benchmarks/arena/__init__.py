@@ -1,0 +1,1 @@
+"""Methods of truncating side by side at equal processor time."""

@@ -1,0 +1,151 @@
+"""`python -m benchmarks.arena`: every method on every task, at equal processor time.
+
+    python -m benchmarks.arena rates                  # three learning rates each, on seed 100
+    python -m benchmarks.arena run                    # the cells of the table, at the best rate
+    python -m benchmarks.arena cell copy 'coin 10' --seed 0
+    python -m benchmarks.arena table                  # regret and figure from the cells there are
+
+Two cells run side by side, one thread each, on a machine that does nothing else. Every finished
+cell is a file, and is not run again. `--ray` runs cells on a Ray cluster instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import subprocess
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .cell import run
+from .methods import METHODS
+from .regret import write_table
+from .tasks import HELD_BACK, TASKS
+
+OUT = Path(__file__).parents[1] / "results" / "arena"
+RATE_SEED, SEEDS, FRESH = 100, (0, 1, 2), (3, 4)
+
+
+class Job(NamedTuple):
+    """A cell to run."""
+
+    task: str
+    method: str
+    rate: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The name of its file."""
+        method = "-".join("".join(c if c.isalnum() else " " for c in self.method).split())
+        return f"{self.task}--{method}--{self.rate:.3g}--{self.seed}.json"
+
+
+def rates_of(task: str, method: str) -> list[float]:
+    """Return the three learning rates of a method on a task."""
+    return {**TASKS, **HELD_BACK}[task].rates(METHODS[method](0).losses)
+
+
+def best_rate(out: Path, task: str, method: str) -> float | None:
+    """Return the rate whose run on the rate seed ended lowest; None where runs are missing."""
+    ends = {}
+    for rate in rates_of(task, method):
+        path = out / "cells" / Job(task, method, rate, RATE_SEED).name
+        if not path.exists():
+            return None
+        curve = json.loads(path.read_text())["curve"]
+        tail = [value for _, _, value in curve[-3:]]
+        ends[rate] = sum(tail) / len(tail)
+    return min(ends, key=lambda rate: (ends[rate] != ends[rate], ends[rate]))
+
+
+def jobs(options: Any) -> Iterator[Job]:
+    """Yield the cells that a command asks for; those of one task follow each other."""
+    tasks = options.task or list(TASKS if not options.held_back else HELD_BACK)
+    methods = options.method or [m for m in METHODS if m != "full"]
+    if options.command == "rates":
+        for task in tasks:
+            for method in methods:
+                for rate in rates_of(task, method):
+                    yield Job(task, method, rate, RATE_SEED)
+        return
+    for task in tasks:
+        for seed in options.seed or (FRESH if options.fresh else SEEDS):
+            for method in methods:
+                rate = options.rate or best_rate(options.out, task, method)
+                if rate is None:
+                    raise SystemExit(f"first find the learning rate: rates --task {task}")
+                yield Job(task, method, rate, seed)
+
+
+def finish(job: Job, out: Path, commit: str) -> str:
+    """Run a cell unless it is there; return a line about it."""
+    path = out / "cells" / job.name
+    if path.exists():
+        return f"{job.name}: there"
+    found = run(*job)
+    found["commit"] = commit
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(found) + "\n")
+    partial.replace(path)
+    return f"{job.name}: {found['curve'][-1][2]:.4f} after {found['updates']} updates"
+
+
+def run_local(todo: Iterable[Job], out: Path, commit: str, processes: int) -> None:
+    """Run cells in local processes."""
+    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=1) as pool:
+        found = [pool.apply_async(finish, (job, out, commit)) for job in todo]
+        for i, one in enumerate(found):
+            print(f"[{i + 1}/{len(found)}] {one.get()}", flush=True)
+
+
+def run_ray(todo: Iterable[Job], out: Path, commit: str) -> None:
+    """Run cells on a Ray cluster whose machines share the results folder."""
+    import ray
+
+    ray.init(address="auto")
+    remote = ray.remote(num_cpus=1)(finish)
+    waiting = [remote.remote(job, out.resolve(), commit) for job in todo]
+    while waiting:
+        (done,), waiting = ray.wait(waiting)
+        print(ray.get(done), flush=True)
+
+
+def main() -> None:
+    """Run what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("command", choices=["rates", "run", "cell", "table"])
+    parser.add_argument("cell", nargs="*", help="with `cell`: a task and a method")
+    parser.add_argument("--task", action="append", help="only this one; may be repeated")
+    parser.add_argument("--method", action="append", help="only this one; may be repeated")
+    parser.add_argument("--seed", type=int, action="append")
+    parser.add_argument("--rate", type=float, help="instead of the best of the three")
+    parser.add_argument("--held-back", action="store_true", help="the tasks no design has seen")
+    parser.add_argument("--fresh", action="store_true", help="the seeds no design has seen")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--ray", action="store_true")
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args()
+    if options.command == "cell":
+        if len(options.cell) != 2:
+            parser.error("cell takes a task and a method")
+        options.task, options.method = [options.cell[0]], [options.cell[1]]
+    if options.command != "table":
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False
+        ).stdout.strip()
+        todo = [j for j in jobs(options) if not (options.out / "cells" / j.name).exists()]
+        print(f"{len(todo)} cells to run", flush=True)
+        if options.ray:
+            run_ray(todo, options.out, commit)
+        elif todo:
+            run_local(todo, options.out, commit, options.processes)
+    if options.command in ("run", "table"):
+        write_table(options.out, RATE_SEED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,393 @@
+"""How each method cuts the stream into windows. Every comparator in its authors' form.
+
+A method is made for one cell. `next_plan` says what the coming window is; methods that measure, or
+weigh levels, take the update over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+import adaptive_tbptt as at
+
+from .engine import Carried, Levels, Plan, run_levels, run_window
+
+
+class Method:
+    """One way to train; the base class is the loop around `next_plan`.
+
+    Attributes:
+        reach: how far back a window may start.
+        losses: typical steps with a loss per update, for the learning rate.
+    """
+
+    reach = 0
+    losses: float = 35
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+
+    def next_plan(self, done: float) -> Plan:
+        """Return the next window, with the fraction of the budget that is used."""
+        raise NotImplementedError
+
+    def update(
+        self, task: Any, model: Any, optimizer: Any, carried: Carried, first: int, done: float
+    ) -> int:
+        """Train on one window; return the step after it."""
+        plan = self.next_plan(done)
+        loss = run_window(task, model, carried, first, plan)
+        (loss * plan.share).backward()
+        apply(task, model, optimizer, plan.rate)
+        return min(first + plan.losses, len(task.train[0]))
+
+
+def apply(task: Any, model: Any, optimizer: Any, rate: float = 1.0) -> None:
+    """Clip, step with a factor on the rate, and clear the gradient."""
+    nn.utils.clip_grad_norm_(model.parameters(), task.clip)
+    for group in optimizer.param_groups:
+        group["lr"] *= rate
+    optimizer.step()
+    for group in optimizer.param_groups:
+        group["lr"] /= rate
+    optimizer.zero_grad()
+
+
+def add_up(model: Any, found: Levels, weights: Any) -> None:
+    """Put the weighted sum of all levels into `.grad`."""
+    for i, p in enumerate(model.parameters()):
+        parts = [
+            gradient[i] * float(w)
+            for gradient, w in zip(found.gradients, weights, strict=True)
+            if gradient[i] is not None
+        ]
+        # Contiguous: fused optimisers ignore the strides of a gradient.
+        p.grad = sum(parts[1:], parts[0]).contiguous() if parts else None
+
+
+class Fixed(Method):
+    """The detach loop, or a fixed context; what people have."""
+
+    def __init__(self, seed: int, losses: int, context: int = 0) -> None:
+        super().__init__(seed)
+        self.losses, self.reach = losses, context
+        self._plan = Plan(losses, (context,) if context else ())
+
+    def next_plan(self, done: float) -> Plan:
+        """Always the same."""
+        return self._plan
+
+
+class Jitter(Method):
+    """AWD-LSTM (Merity, Keskar, Socher 2018): length N(70, 5), in one of twenty half of it.
+
+    The rate is scaled by the length. As in their release, a length is at least 5.
+    """
+
+    losses = 70
+
+    def next_plan(self, done: float) -> Plan:
+        """Draw a length."""
+        base = 70 if self.rng.random() < 0.95 else 35
+        length = max(5, int(self.rng.normal(base, 5)))
+        return Plan(length, rate=length / 70)
+
+
+class Growing(Method):
+    """A length that doubles from 10 to 160 in five equal parts of the time."""
+
+    losses = 35
+
+    def next_plan(self, done: float) -> Plan:
+        """Return the present length; the rate grows with its root, as for SGD above."""
+        return Plan(10 * 2 ** min(int(5 * done), 4))
+
+
+class ARTBP(Method):
+    """Anticipated reweighted truncated backpropagation (Tallec and Ollivier 2017).
+
+    After each step the sequence is cut with probability (alpha - 1) / ((alpha - 2) L0 + n), n steps
+    after the last cut, which makes lengths of mean L0 with a heavy tail. Where it is not cut the
+    gradient of the state is divided by the probability of that. Here cuts fall on multiples of five
+    steps, so that torch's layers run at full speed; the probabilities of five steps are joined.
+    """
+
+    BLOCK, ALPHA, MEAN = 5, 4.0, 50.0
+    losses = 50
+
+    def next_plan(self, done: float) -> Plan:
+        """Draw the coming stretch and the factors in it."""
+        inner, length = [], 0
+        while length < 1000:
+            stays = 1.0
+            for n in range(length, length + self.BLOCK):
+                stays *= 1.0 - (self.ALPHA - 1) / ((self.ALPHA - 2) * self.MEAN + n)
+            length += self.BLOCK
+            if self.rng.random() > stays:
+                break
+            inner.append((length, 1.0 / stays))
+        # Every loss counts the same, so the sum over a stretch counts, in units of the mean length.
+        return Plan(length, inner=tuple(inner), share=length / self.MEAN)
+
+
+class Coin(Method):
+    """The detach loop plus a context that is drawn: level j with probability P_j, weight 1 / P_j.
+
+    Args:
+        seed: of the draws.
+        losses: per window.
+        levels: contexts as multiples of the losses.
+        chances: P_j, not increasing.
+        power: weights are P_j ** -power; 1 is unbiased, 0 no weight.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        losses: int,
+        levels: tuple[int, ...] = (1,),
+        chances: tuple[float, ...] = (0.5,),
+        power: float = 1.0,
+    ) -> None:
+        super().__init__(seed)
+        self.losses, self.reach = losses, losses * levels[-1]
+        self._cuts = tuple(losses * level for level in levels)
+        self._chances = (1.0, *chances)
+        self._factors = tuple(
+            (a / b) ** power for a, b in zip(self._chances, self._chances[1:], strict=False)
+        )
+
+    def next_plan(self, done: float) -> Plan:
+        """Draw how far back."""
+        draw = self.rng.random()
+        reached = sum(draw < p for p in self._chances[1:])
+        return Plan(int(self.losses), self._cuts[:reached], self._factors[:reached])
+
+
+class ByLevel(Method):
+    """Shared by methods that look at each level's gradient: how far is drawn, weights 1 / P_j."""
+
+    def __init__(self, seed: int, losses: int, levels: tuple[int, ...]) -> None:
+        super().__init__(seed)
+        self.losses, self.reach = losses, losses * levels[-1]
+        self.cuts = tuple(losses * level for level in levels)
+        self.chances = np.ones(len(levels) + 1)
+
+    def look(self, found: Levels) -> None:
+        """Take note of what a window showed."""
+
+    def update(
+        self, task: Any, model: Any, optimizer: Any, carried: Carried, first: int, done: float
+    ) -> int:
+        """Draw how far back, add up the levels with their weights, step."""
+        draw = self.rng.random()
+        reached = int((draw < self.chances[1:]).sum())
+        losses = int(self.losses)
+        found = run_levels(task, model, carried, first, losses, self.cuts[:reached])
+        self.look(found)
+        add_up(model, found, 1.0 / self.chances[: len(found.gradients)])
+        apply(task, model, optimizer)
+        return min(first + losses, len(task.train[0]))
+
+
+class PerTensor(ByLevel):
+    """P_j from the second moment that a level has in the tensor where it matters most.
+
+    P_j = sqrt((v_j / c_j) / (v_0 / c_0)), v the running mean of a tensor's squared level gradient,
+    c measured processor time; the largest over tensors, at least `floor` / 2^j, not increasing.
+    """
+
+    def __init__(
+        self, seed: int, losses: int, levels: tuple[int, ...], floor: float = 0.25
+    ) -> None:
+        super().__init__(seed, losses, levels)
+        count = len(levels) + 1
+        self._floor = np.array([1.0, *(floor / 2**j for j in range(count - 1))])
+        self._squares: list[Any] = [None] * count
+        self._costs = np.zeros(count)
+        self._seen = np.zeros(count)
+
+    def look(self, found: Levels) -> None:
+        """Update the running means and the probabilities."""
+        for j, (gradient, seconds) in enumerate(zip(found.gradients, found.seconds, strict=True)):
+            squares = np.array([0.0 if g is None else float(g.square().sum()) for g in gradient])
+            self._seen[j] += 1
+            rate = max(0.02, 1.0 / self._seen[j])
+            if self._squares[j] is None:
+                self._squares[j], self._costs[j] = squares, seconds
+            self._squares[j] += rate * (squares - self._squares[j])
+            self._costs[j] += rate * (seconds - self._costs[j])
+        if self._seen[-1] < 8:  # run everything until every level was seen a few times
+            return
+        base = self._squares[0] / self._costs[0]
+        for j in range(1, len(self.chances)):
+            ratio = np.divide(
+                self._squares[j] / self._costs[j], base, out=np.zeros_like(base), where=base > 0
+            )
+            wanted = math.sqrt(float(ratio.max()))
+            self.chances[j] = min(max(wanted, self._floor[j]), 1.0, self.chances[j - 1])
+
+
+class Telescope(ByLevel):
+    """Randomised telescopes, Russian roulette (Beatson and Adams 2019).
+
+    Horizons are powers of two. From running means of squared norms of the differences between
+    horizons the method keeps those that make (expected cost) x (expected squared norm) least,
+    greedily removing or adding one at a time, with P(N >= j) as the root of squared norm by cost.
+    As in the release costs are counted in steps, and a window now and then runs all horizons.
+    """
+
+    EVERY = 50
+
+    def __init__(self, seed: int, losses: int, levels: tuple[int, ...]) -> None:
+        super().__init__(seed, losses, levels)
+        self._all = (0, *self.cuts)
+        self._norms: Any = None
+        self._count = 0
+        self._nodes = list(range(len(self._all)))
+        self._factor = np.ones(len(self._all))
+
+    def update(
+        self, task: Any, model: Any, optimizer: Any, carried: Carried, first: int, done: float
+    ) -> int:
+        """Calibrate now and then; otherwise draw a horizon among those that are kept."""
+        losses = int(self.losses)
+        calibrate = self._count % self.EVERY == 0
+        self._count += 1
+        draw = self.rng.random()
+        reached = (
+            len(self.cuts) if calibrate else max(j for j in self._nodes if draw < self.chances[j])
+        )
+        found = run_levels(task, model, carried, first, losses, self.cuts[:reached])
+        if calibrate and len(found.gradients) == len(self._all):
+            self._calibrate(found)
+        weights = np.ones(reached + 1) if calibrate else self._weights(reached)
+        add_up(model, found, weights)
+        apply(task, model, optimizer)
+        return min(first + losses, len(task.train[0]))
+
+    def _weights(self, reached: int) -> Any:
+        """Return the weight of every level: 1 / P of the first kept horizon that includes it."""
+        weights = np.ones(reached + 1)
+        for level in range(reached + 1):
+            node = min(j for j in self._nodes if j >= level)
+            weights[level] = 1.0 / self.chances[node]
+        return weights
+
+    def _calibrate(self, found: Levels) -> None:
+        count = len(self._all)
+        norms = np.zeros((count, count))  # [i, j]: squared norm of levels i..j together
+        for i in range(count):
+            total: list[Tensor | None] = [None] * len(found.gradients[0])
+            for j in range(i, count):
+                for n, g in enumerate(found.gradients[j]):
+                    if g is not None:
+                        total[n] = g if total[n] is None else total[n] + g
+                norms[i, j] = sum(float(g.square().sum()) for g in total if g is not None)
+        self._norms = norms if self._norms is None else 0.9 * self._norms + 0.1 * norms
+        everything = list(range(count))
+        removed, added = self._greedy(everything, everything[:-1], True), [count - 1]
+        added = self._greedy(added, everything[:-1], False)
+        self._nodes = min((removed, added), key=self._cost)
+        self.chances = np.zeros(count)
+        for node, p in zip(self._nodes, self._tails(self._nodes), strict=True):
+            self.chances[node] = p
+
+    def _greedy(self, nodes: list[int], candidates: list[int], remove: bool) -> list[int]:
+        best, improved = self._cost(nodes), True
+        while improved:
+            improved = False
+            for node in candidates:
+                if (node in nodes) == remove:
+                    trial = sorted(set(nodes) ^ {node})
+                    if self._cost(trial) < best:
+                        nodes, best, improved = trial, self._cost(trial), True
+                        break
+        return nodes
+
+    def _squares(self, nodes: list[int]) -> Any:
+        starts = [0, *(n + 1 for n in nodes[:-1])]
+        return np.array([self._norms[a, b] for a, b in zip(starts, nodes, strict=True)])
+
+    def _costs(self, nodes: list[int]) -> Any:
+        return np.diff([0.0, *(self.losses + self._all[n] for n in nodes)])
+
+    def _tails(self, nodes: list[int]) -> Any:
+        wanted = np.sqrt(self._squares(nodes) / self._costs(nodes))
+        wanted = np.maximum.accumulate(wanted[::-1])[::-1]
+        return wanted / max(wanted[0], 1e-30)
+
+    def _cost(self, nodes: list[int]) -> float:
+        tails = np.maximum(self._tails(nodes), 1e-12)
+        return float((tails * self._costs(nodes)).sum() * (self._squares(nodes) / tails).sum())
+
+
+class Library(Method):
+    """The library's own loop with any of its controllers.
+
+    Args:
+        seed: of its draws.
+        controller: made from the seed.
+        losses: K2; None is K, and SGD's rate then grows with the root of K.
+    """
+
+    def __init__(
+        self, seed: int, controller: Callable[[int], Any], losses: int | None = None
+    ) -> None:
+        super().__init__(seed)
+        self.losses = losses or 10
+        self._seed, self._make, self._k2 = seed, controller, losses
+        self._loop: Any = None
+        self._windows: Any = iter(())
+
+    def update(
+        self, task: Any, model: Any, optimizer: Any, carried: Carried, first: int, done: float
+    ) -> int:
+        """Train on the next window of the loop."""
+        if self._loop is None:
+            self._stream = at.SequenceStream(*task.train)
+            self._loop = at.AdaptiveTBPTT(
+                model, task.loss, self._make(self._seed), losses=self._k2, seed=self._seed
+            )
+        window = next(self._windows, None)
+        if window is None:
+            self._windows = iter(self._loop.windows(self._stream))
+            window = next(self._windows)
+        window.backward()
+        scale = math.sqrt(window.losses / 10) if task.sgd and self._k2 is None else 1.0
+        apply(task, model, optimizer, scale)
+        return int(window.stop)
+
+
+def paper(seed: int) -> Any:
+    """The paper's Algorithm 1 with the release's bound."""
+    gauge = at.truncate.ReleaseGauge()
+    return at.BiasTolerance(0.1, k_min=2, k_max=100, lags=100, k_init=10, gauge=gauge)
+
+
+METHODS: dict[str, Callable[[int], Method]] = {
+    "detach 10": lambda seed: Fixed(seed, 10),
+    "detach 35": lambda seed: Fixed(seed, 35),
+    "detach 140": lambda seed: Fixed(seed, 140),
+    "context 10": lambda seed: Fixed(seed, 10, 10),
+    "context 35": lambda seed: Fixed(seed, 35, 35),
+    "jitter (AWD-LSTM)": Jitter,
+    "growing": Growing,
+    "ARTBP": ARTBP,
+    "paper, delta 0.1": lambda seed: Library(seed, paper),
+    "levels, delta 0.1, 10": lambda seed: Library(seed, lambda _: at.BiasTolerance(0.1), 10),
+    "levels, delta 0.1, 35": lambda seed: Library(seed, lambda _: at.BiasTolerance(0.1), 35),
+    "full": lambda seed: Fixed(seed, 1000),
+    "telescope": lambda seed: Telescope(seed, 35, (1, 2, 4, 8)),
+    "coin 10": lambda seed: Coin(seed, 10),
+    "coin 35": lambda seed: Coin(seed, 35),
+    "Unbiased, 10": lambda seed: Library(seed, lambda s: at.Unbiased(160, seed=s), 10),
+    "Unbiased, 35": lambda seed: Library(seed, lambda s: at.Unbiased(140, seed=s), 35),
+    "tensor 10": lambda seed: PerTensor(seed, 10, (1, 2, 4, 8, 16)),
+    "tensor 35": lambda seed: PerTensor(seed, 35, (1, 2, 4)),
+}
