@@ -1,0 +1,103 @@
+"""What the whole curve costs at the size of a small word-level language model, on one thread.
+
+Trains an LSTM of 64 units, nothing tied, on the first 200,000 words of Penn Treebank (20 rows), as
+the paper's language experiments do with K = 50, then lets `diagnose` measure the bias of a loop
+with 35 losses at all contexts up to 180 steps, three times.
+
+    python benchmarks/word_model.py --data FOLDER --out benchmarks/results/word-model
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import adaptive_tbptt as at
+from adaptive_tbptt.train import origin
+from atbptt_paper.tasks.sequence_model import release_init
+
+ROWS, LOSSES, LAGS = 20, 35, 180
+
+
+class Words(nn.Module):
+    """Embedding, LSTM, readout."""
+
+    def __init__(self, words: int, size: int = 64) -> None:
+        super().__init__()
+        self.embed, self.lstm = nn.Embedding(words, size), nn.LSTM(size, size)
+        self.out = nn.Linear(size, words)
+
+    def forward(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+        h, state = self.lstm(self.embed(tokens), state)
+        return self.out(h), state
+
+
+def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+
+def train(model: nn.Module, x: Tensor, y: Tensor, rate: float) -> tuple[float, float]:
+    """Run one epoch as the paper's language experiments do, K = 50; return loss and seconds."""
+    optimizer = torch.optim.SGD(model.parameters(), rate)
+    loop, scale, clip = at.AdaptiveTBPTT(model, loss_fn, 50), at.StepScale(optimizer), at.loop.Clip
+    total, began = 0.0, time.process_time()
+    for window in loop.windows(at.SequenceStream(x, y)):
+        total += window.backward().item() * window.losses
+        clip(1.0, per_loss=True)(model.parameters(), window.losses)
+        scale.step(window)
+        optimizer.step()
+        optimizer.zero_grad()
+    return total / len(x), time.process_time() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder with ptb's train.txt")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/word-model"))
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--rate", type=float, default=10.0)
+    parser.add_argument("--segments", type=int, default=40)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    text = (given.data / "train.txt").read_text().replace("\n", " <eos> ").split()[:200_001]
+    index = {word: i for i, word in enumerate(dict.fromkeys(text))}
+    tokens = torch.tensor([index[word] for word in text])
+    x, y = (part.view(ROWS, -1).t().contiguous() for part in (tokens[:-1], tokens[1:]))
+    model = Words(len(index))
+    release_init(model)
+    epochs = [train(model, x, y, given.rate) for _ in range(given.epochs)]
+    rows = []
+    for seed in range(3):
+        began = time.process_time()
+        found = at.diagnose(
+            model,
+            loss_fn,
+            at.SequenceStream(x, y),
+            losses=LOSSES,
+            lags=LAGS,
+            segments=given.segments,
+            sampling=at.diagnosis.Sampling(seed=seed),
+        )
+        rows.append({"seconds": time.process_time() - began, **found.to_dict()})
+        print(f"{rows[-1]['seconds']:.1f} s of processor time\n{found}", flush=True)
+    given.out.mkdir(parents=True, exist_ok=True)
+    kept = {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "epochs": [{"loss": loss, "seconds": seconds} for loss, seconds in epochs],
+        "diagnoses": rows,
+        "origin": origin(),
+    }
+    (given.out / "found.json").write_text(json.dumps(kept, indent=1) + "\n")
+    print("epochs (loss, seconds):", epochs)
+
+
+if __name__ == "__main__":
+    main()
