@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 
 import adaptive_tbptt as at
+from adaptive_tbptt.diagnosis.palette import BLUE, GREEN, ORANGE, PURPLE
 from adaptive_tbptt.train import origin
 from atbptt_paper.experiments.run import make_optimizer
 from atbptt_paper.tasks.language_task import PRESETS, LanguageConfig
@@ -118,6 +120,25 @@ def table(runs: dict[str, Any]) -> str:
     return "\n".join([*lines, "", note]) + "\n"
 
 
+def draw(runs: dict[str, Any], path: Path) -> None:
+    """Draw the measured bias against context, with its interval, one line per setting."""
+    figure = Figure(figsize=(8.6, 3.8), layout="constrained")
+    for axes, losses in zip(figure.subplots(1, 2, sharey=True), LOSSES, strict=True):
+        for (name, found), colour in zip(runs.items(), (BLUE, ORANGE, GREEN, PURPLE), strict=True):
+            curve = found[f"levels, {losses}"]
+            axes.plot(curve["contexts"][:-1], curve["bias"][:-1], color=colour, label=name)
+            limits = curve["low"][:-1], curve["high"][:-1]
+            axes.fill_between(curve["contexts"][:-1], *limits, color=colour, alpha=0.15, lw=0)
+        axes.set_xscale("symlog", base=2, linthresh=1)
+        axes.set(title=f"{losses} losses per window" if losses > 1 else "single losses")
+        axes.set_xlabel("context (steps)")
+        axes.grid(color="0.9")
+    figure.axes[0].set_ylabel("relative bias of the gradient")
+    figure.axes[0].set_ylim(0, 0.8)
+    figure.axes[0].legend(fontsize="small", loc="lower left")
+    figure.savefig(path, dpi=150)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True, help="folder with the Penn Treebank text")
@@ -136,6 +157,7 @@ def main() -> None:
             run(config.changed(**SETTINGS[name]), path, given.epochs, given.segments)
     runs = {name: json.loads(path.read_text()) for name, path in paths.items()}
     (given.out / "levels.md").write_text(table(runs))
+    draw(runs, given.out / "levels.png")
     print(table(runs))
 
 
