@@ -257,7 +257,7 @@ class Telescope(ByLevel):
     ) -> int:
         """Calibrate now and then; otherwise draw a horizon among those that are kept."""
         losses = int(self.losses)
-        calibrate = self._count % self.EVERY == 0
+        calibrate = self._norms is None or self._count % self.EVERY == 0
         self._count += 1
         draw = self.rng.random()
         reached = (
@@ -267,7 +267,7 @@ class Telescope(ByLevel):
         if calibrate and len(found.gradients) == len(self._all):
             self._calibrate(found)
         weights = np.ones(reached + 1) if calibrate else self._weights(reached)
-        add_up(model, found, weights)
+        add_up(model, found, weights[: len(found.gradients)])  # fewer near the data's start
         apply(task, model, optimizer)
         return min(first + losses, len(task.train[0]))
 

@@ -1,0 +1,115 @@
+"""The arena: every method trains, estimators are unbiased, and regret is what it says."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from benchmarks.arena import cell, engine, methods, regret, tasks
+from torch import nn
+
+
+def tiny():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(5, (300, 4), generator=generator)
+    y = torch.roll(x, 3, 0)
+    return (x, y), (x[:60], y[:60])
+
+
+@pytest.fixture
+def task(monkeypatch):
+    made = tasks.Task(
+        "tiny", tiny, lambda: tasks.Net(5, 0, 8, 5, nn.GRU), tasks.cross_entropy, False, 0.01, 1.0
+    )
+    monkeypatch.setitem(cell.TASKS, "tiny", made)
+    return made
+
+
+@pytest.mark.parametrize("method", methods.METHODS)
+def test_every_method_trains_and_reads_the_data_in_order(task, method):
+    found = cell.run("tiny", method, 0.01, seed=0, budget=0.4)
+    times = [seconds for seconds, _, _ in found["curve"]]
+    assert times == sorted(times)
+    assert found["updates"] > 0
+    assert all(math.isfinite(loss) for _, _, loss in found["curve"])
+    assert found["curve"][-1][2] < found["curve"][0][2]
+
+
+def gradient_of(model, loss):
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+
+def test_levels_add_up_to_the_window_and_factors_weigh_them(task):
+    model = task.model(0).double()
+    carried = engine.Carried(40)
+    with torch.no_grad():
+        for step in (100, 110, 120):
+            carried.put(step, model.core(task.train[0][:step], None)[1])
+    found = engine.run_levels(task, model, carried, 120, 10, (10, 20))
+    plan = engine.Plan(10, (10, 20), (2.0, 3.0))
+    weighed = gradient_of(model, engine.run_window(task, model, carried, 120, plan))
+    plain = gradient_of(
+        model, engine.run_window(task, model, carried, 120, engine.Plan(10, (10, 20)))
+    )
+
+    def total(*weights):
+        parts = zip(weights, found.gradients, strict=True)
+        return sum(
+            w
+            * torch.cat(
+                [
+                    (torch.zeros_like(p) if g is None else g).flatten()
+                    for p, g in zip(model.parameters(), level, strict=True)
+                ]
+            )
+            for w, level in parts
+        )
+
+    np.testing.assert_allclose(plain, total(1, 1, 1), atol=1e-12)
+    np.testing.assert_allclose(weighed, total(1, 2, 6), atol=1e-12)
+
+
+def test_a_telescope_weighs_every_level_by_the_chance_that_it_is_run(task):
+    model, method = task.model(0), methods.Telescope(0, 10, (1, 2))
+    optimizer = task.optimizer(model, 0.01)
+    carried, first = engine.Carried(20), 0
+    for _ in range(8):
+        first = method.update(task, model, optimizer, carried, first, 0.0)
+    nodes = method._nodes
+    assert method.chances[nodes[0]] == 1.0
+    mean = np.zeros(3)
+    tails = [method.chances[n] for n in nodes] + [0.0]
+    for i, node in enumerate(nodes):
+        weights = np.zeros(3)
+        weights[: node + 1] = method._weights(node)
+        mean += (tails[i] - tails[i + 1]) * weights
+    np.testing.assert_allclose(mean, 1.0)
+
+
+def curve(*values, seconds=10.0):
+    return [[i * seconds, i, v] for i, v in enumerate(values)]
+
+
+def test_time_to_a_target_is_interpolated_and_may_be_never():
+    assert regret.time_to(curve(3.0, 2.0, 1.0), 1.5) == pytest.approx(15.0)
+    assert regret.time_to(curve(3.0, 1.0, 2.0), 1.5) == pytest.approx(7.5)
+    assert regret.time_to(curve(3.0, 2.0, math.nan), 1.5) == math.inf
+
+
+def test_regret_is_relative_to_the_best_fixed_setting_on_the_same_seed():
+    cells = {
+        "t": {
+            "detach 10": {0: curve(4.0, 3.0, 2.0, 1.0, 0.5), 1: curve(4.0, 3.0, 2.0, 1.0, 0.5)},
+            "detach 35": {0: curve(4.0, 3.5, 3.0, 2.5, 2.2), 1: curve(4.0, 3.5, 3.0, 2.5, 2.0)},
+            "ours": {0: curve(4.0, 2.0, 1.0, 0.5, 0.2), 1: curve(4.0, 4.0, 4.0, 4.0, 4.0)},
+        }
+    }
+    found = regret.regrets(cells)["t"]
+    assert found["detach 10"] == {0: 1.0, 1: 1.0}
+    assert found["detach 35"] == {0: math.inf, 1: 2.0}
+    assert found["ours"] == {0: 0.5, 1: math.inf}
+
+
+def test_the_sign_test_counts_pairs():
+    assert regret.paired_test([1, 1, 1, 1, 1], [2, 2, 2, 2, math.inf]) == pytest.approx(2 / 32)
+    assert regret.paired_test([1, 2], [1, 2]) == 1.0
