@@ -17,7 +17,7 @@ from ..measure.sampling import Source, trained_parameters
 from ..model.objective import Objective
 from ..model.running import warm_up
 
-TURNS = 5  # of each contender; the fastest counts, the others were disturbed
+TURNS = 3  # of each contender; the fastest counts, the others were disturbed
 
 
 def window_costs(source: Source, losses: int, contexts: Sequence[int]) -> NDArray[np.float64]:
