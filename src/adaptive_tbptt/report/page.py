@@ -49,7 +49,7 @@ def render(runs: Sequence[Run]) -> str:
     courses = [loss_chart(runs), truncation_chart(runs), beta_chart(runs), bias_chart(runs)]
     decay, frames = decay_chart(runs)
     asked = asked_chart(runs)
-    longest = max(run.epochs[-1]["seconds"] for run in runs)
+    longest = max(run.epochs.last["seconds"] for run in runs)
     unit, divisor = next(each for each in UNITS if longest >= 2 * each[1] or each[1] == 1.0)
     figures = {c.id: c.figure for c in [*courses, decay, asked] if c.figure is not None}
     drawn = [chart.id for chart in courses if chart.id in figures]
