@@ -89,7 +89,7 @@ def resumed(folder, whole, name: str) -> str:
         return "silent: a line of metrics is not JSON"
     if len(rows) != len(theirs):
         return f"silent: {len(ours)} lines of metrics, not {len(theirs)}"
-    return "equal" if rows == without_times(theirs) else "equal, a logged number differs"
+    return "equal" if rows == without_times(theirs) else "equal but for logged lines"
 
 
 def report_of(counts: dict[str, dict[str, int]]) -> list[str]:
