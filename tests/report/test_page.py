@@ -106,6 +106,13 @@ def test_what_is_no_run_is_said(metrics, says, tmp_path):
     assert says in call("report", str(tmp_path), code=2)
 
 
+def test_a_decay_curve_that_lost_a_value_is_said(tmp_path):
+    folder = write_run(tmp_path / "run")
+    change(folder, 1, decay={"lags": [0, 1, 2], "phi": [1.0, 0.5]})
+    said = call("report", str(folder), code=2)
+    assert f"config.toml of {folder} is not what a run writes (IndexError" in said
+
+
 def test_wrong_folders_and_files_are_said(tmp_path):
     run = write_run(tmp_path / "run")
     assert "there is no such folder" in call("report", str(tmp_path / "none"), code=2)

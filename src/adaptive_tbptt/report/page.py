@@ -29,7 +29,16 @@ def write_run_report(folders: Sequence[Path], out: Path | None = None) -> Path:
         out: the file; `report.html` in the folder of a single run, or in the current one.
     """
     path = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
-    page = render(read_runs(folders))
+    runs = read_runs(folders)
+    try:
+        page = render(runs)
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+        where = ", ".join(map(str, folders))
+        raise ValueError(
+            "a value in metrics.jsonl, check_bias.jsonl, starts.jsonl or config.toml of "
+            f"{where} is not what a run writes ({type(error).__name__}: {error}): mend the file, "
+            "or leave that run out"
+        ) from error
     try:
         write_text(path, page)
     except OSError as error:
