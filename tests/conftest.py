@@ -1,6 +1,9 @@
+from collections import Counter
+
 import pytest
 import torch
 
+from .faults.harness import report_of
 from .small_run import build, streams
 
 
@@ -25,3 +28,18 @@ def uninterrupted(tmp_path_factory):
     trainer = build(folder)
     result = trainer.fit(*streams(), epochs=3)
     return folder, trainer, result
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Count the faults that were injected, also where tests ran in several processes."""
+    counts = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for name, value in getattr(report, "user_properties", []):
+                if name == "faults" and report.when == "teardown":
+                    what, found = value
+                    counts.setdefault(what, Counter()).update(found)
+    if counts:
+        terminalreporter.section("faults injected")
+        for line in report_of(counts):
+            terminalreporter.line(line)

@@ -145,6 +145,9 @@ class Scripted(at.truncate.Controller):
         k = self.ks[min(index, len(self.ks) - 1)]
         return at.truncate.TruncationState(k, memory=(index + 1.0,))
 
+    def context(self, state, losses, step):
+        return at.truncate.Context(state.known_k)
+
     def assess(self, state: at.truncate.TruncationState, k: int) -> None:
         return None
 

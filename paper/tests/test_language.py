@@ -4,7 +4,10 @@ import itertools
 import json
 import math
 import os
+import shutil
 import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -73,6 +76,31 @@ def test_the_cache_is_used_until_the_text_changes(folder):
     assert read(folder).words[0] == "changed"
     (folder / "train.txt").write_text("other words\n")
     assert sorted(read(folder).words) == ["<eos>", "<unk>", "other", "words"]
+
+
+FULL = """
+import os, sys
+from pathlib import Path
+from atbptt_paper.tasks.corpus import read_corpus
+try:
+    read_corpus(sys.argv[1], sys.argv[2])
+except OSError as error:
+    print(error, "| left:", os.listdir(sys.argv[2]))
+"""
+
+
+def test_a_full_disk_is_a_sentence_and_leaves_nothing_behind(folder):
+    (folder / "train.txt").write_text("the cat sat\n" * 50_000)
+    cache = folder.parent / "cache"
+    cache.mkdir()
+    mount = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=128k none "$0" && exec "$@"']
+    if shutil.which("unshare") is None or subprocess.run([*mount, cache, "true"]).returncode:
+        pytest.skip("a small disk needs unshare and its permission to mount")
+    command = [*mount, cache, sys.executable, "-c", FULL, folder, cache]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr  # not -7, SIGBUS
+    assert f"cannot encode the text into the cache {cache}: [Errno 28]" in done.stdout
+    assert "left: []" in done.stdout
 
 
 def test_missing_and_truncated_files_are_named(folder):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from atbptt_paper.experiments.cells import Cell, fingerprint, grid, write_json
-from atbptt_paper.experiments.ray_runner import _place, run_cells_on_ray
+from atbptt_paper.experiments.ray_runner import _place, _train_here, run_cells_on_ray
 from atbptt_paper.experiments.runner import run_cells
 from paper_helpers import TINY, call, start
 
@@ -119,6 +119,26 @@ def test_the_cells_are_those_of_the_local_executor_and_finished_ones_are_skipped
     nowhere = f"127.0.0.1:{free_port()}"
     assert run_cells_on_ray(CELLS, tmp_path, tmp_path, address=nowhere, say=said.append) == []
     assert said == ["3 of 3 cells are finished"]
+
+
+def test_a_folder_that_others_may_have_filled_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    (tmp_path / "theirs").mkdir(mode=0o700)
+    for name in ("open", "link", "theirs"):
+        if name == "theirs":
+            monkeypatch.setattr(os, "getuid", lambda: -1)
+        with pytest.raises(PermissionError, match=f"{name} is not a folder that only you"):
+            _train_here(CELLS[0], name)
+    monkeypatch.undo()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert json.loads(_train_here(CELLS[0], "new"))["epochs"] == 1
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
 
 
 class Killer(threading.Thread):

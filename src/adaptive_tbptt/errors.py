@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection
+from numbers import Integral
 
-__all__ = ["CheckpointError", "TrainingError", "TruncationWarning", "unknown_name"]
+__all__ = ["CheckpointError", "TrainingError", "TruncationWarning", "require_whole", "unknown_name"]
 
 
 class TruncationWarning(UserWarning):
@@ -29,3 +30,15 @@ def unknown_name(name: str, known: Collection[str], what: str) -> ValueError:
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.3)
     hint = f"; did you mean {close[0]}?" if close else "."
     return ValueError(f"unknown {what} {name!r}{hint} Known: {', '.join(known)}")
+
+
+def require_whole(**values: object) -> None:
+    """Refuse a number of steps that is no whole number; None stands for one not given.
+
+    >>> require_whole(k=2.5)
+    Traceback (most recent call last):
+    TypeError: k must be a whole number of steps, got 2.5
+    """
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, Integral | None):
+            raise TypeError(f"{name} must be a whole number of steps, got {value!r}")

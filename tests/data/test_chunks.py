@@ -164,6 +164,48 @@ def test_to_rewind_twice_is_to_rewind_once():
         stream.rewind()
 
 
+def test_a_source_may_fill_the_same_buffer_again():
+    _, parts = pieces((5,) * 8)
+
+    def reusing():
+        x, y = torch.empty(5, 3, 2), torch.empty(5, 3, 4)
+        for inputs, targets in parts:
+            yield x.copy_(inputs), y.copy_(targets)
+
+    model, twin = nn.GRU(2, 4), nn.GRU(2, 4)
+    twin.load_state_dict(model.state_dict())
+    ours = train(model, at.ChunkStream(reusing), estimate_every=20)
+    theirs = train(twin, at.ChunkStream(parts), estimate_every=20)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_none_is_not_the_end_of_a_source():
+    _, parts = pieces()
+    with pytest.raises(TypeError, match="got NoneType at step 12"):
+        at.ChunkStream([*parts[:2], None, *parts[2:]]).available(1000)
+
+
+def test_a_source_without_chunks_is_said_to_be_empty():
+    _, parts = pieces()
+    spent = iter(parts)
+    list(spent)
+    model = nn.GRU(2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for source in ([], spent, lambda: spent):
+        tbptt = at.AdaptiveTBPTT(model, F.mse_loss, 3)
+        with pytest.raises(ValueError, match="empty: it yields no chunk"):
+            at.Trainer(tbptt, optimizer, show=False).fit(at.ChunkStream(source), epochs=1)
+
+
+def test_other_chunks_of_the_same_size_are_said_to_be_other():
+    _, parts = pieces()
+    stream = at.ChunkStream(parts)
+    stream.read(25)
+    other = at.ChunkStream(pieces()[1])
+    with pytest.warns(UserWarning, match=r"the data differ .* from step 25 of the new"):
+        other.load_state_dict(stream.state_dict())
+
+
 def test_sources_that_cannot_be_right():
     _, parts = pieces()
     narrower = [*parts, (torch.zeros(4, 2, 2), torch.zeros(4, 2, 4))]

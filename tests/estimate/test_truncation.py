@@ -5,6 +5,7 @@ import pytest
 
 import adaptive_tbptt as at
 from adaptive_tbptt.estimate import Outcome
+from adaptive_tbptt.estimate.bias import smallest_k
 
 
 def bias(beta, lags=100, norms=None, head=0):
@@ -84,3 +85,23 @@ def test_a_gauge_fits_with_its_own_tau_and_method_and_the_floor_of_the_profile(g
     assert fit.tau == fit.last // 2
     steps = np.diff(np.log(curve[fit.tau : fit.last + 1]))
     assert fit.log_beta == pytest.approx(steps.max(), rel=1e-12)
+
+
+def test_a_k_max_beyond_memory_costs_nothing():
+    slow = np.array([-1e-9])
+    assert smallest_k(np.zeros((6, 1)), slow, 0.1, 1, 10**12) == 5 + np.ceil(-np.log(0.1) / 1e-9)
+    assert at.choose_truncation(bias(0.999), delta=0.1, k_max=10**12).k == 10**12  # no bound
+
+
+def test_the_k_beyond_the_lags_is_that_of_a_search_over_all():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        log_relative = -np.sort(rng.exponential(size=(6, 3)).cumsum(0), axis=0)
+        log_beta, delta = -rng.exponential(0.3, 3), float(rng.uniform(0.001, 0.9))
+        k_min, k_max = int(rng.integers(0, 5)), int(rng.integers(5, 60))
+        further = log_relative[-1] + np.arange(1, 100)[:, None] * log_beta
+        met = np.vstack([log_relative, further]) < np.log(delta)
+        expected = np.minimum(np.maximum(met.argmax(0), k_min), k_max + 1)
+        expected[~met.any(0)] = k_max + 1
+        found = smallest_k(log_relative, log_beta, delta, k_min, k_max)
+        assert found.tolist() == expected.tolist()

@@ -48,6 +48,65 @@ def test_breaking_off_and_going_on_is_one_epoch():
     assert firsts == [(0, 0), (0, 4), (4, 8), (8, 12), (12, 16)]
 
 
+def test_two_loops_on_one_stream_are_refused():
+    stream = at.SequenceStream(*data(40))
+    one, two = (at.AdaptiveTBPTT(MODELS["gru"](), F.mse_loss, k) for k in (4, 8))
+
+    def nested(inner):
+        for window in one.windows(stream):
+            window.backward()
+            for other in inner.windows(stream):
+                other.backward()
+
+    def side_by_side():
+        for a, b in zip(one.windows(stream), two.windows(stream), strict=True):
+            a.backward()
+            b.backward()
+
+    for inner in (one, two):
+        with pytest.raises(ValueError, match="another loop reads the same stream"):
+            nested(inner)
+        stream.rewind()
+    with pytest.raises(ValueError, match="left the stream at step 4 and finds it at step 8"):
+        side_by_side()
+
+
+@pytest.mark.parametrize("where", ["before", "forward", "backward"])
+def test_a_window_that_failed_comes_again(where):
+    x, y = data(24)
+    model, fails = MODELS["gru"](), []
+
+    def loss_fn(outputs, targets):
+        loss = F.mse_loss(outputs, targets)
+        if fails and where == "forward":
+            raise RuntimeError(fails.pop())
+        if fails and where == "backward":
+            loss.register_hook(lambda _: exec("raise RuntimeError(fails.pop())", {"fails": fails}))
+        return loss
+
+    plain = at.AdaptiveTBPTT(model, loss_fn, 4)
+    expected = [window.backward() for window in plain.windows(at.SequenceStream(x, y))]
+    tbptt, stream, losses = at.AdaptiveTBPTT(model, loss_fn, 4), at.SequenceStream(x, y), []
+
+    def loop():
+        for window in tbptt.windows(stream):
+            if window.first == 8:
+                fails.append("once")
+                if where == "before":
+                    raise RuntimeError(fails.pop())
+            losses.append(window.backward())
+
+    with pytest.raises(RuntimeError, match="once"):
+        loop()
+    saved = stream.state_dict(), tbptt.state_dict()
+    stream, tbptt = at.SequenceStream(x, y), at.AdaptiveTBPTT(model, loss_fn, 4)
+    stream.load_state_dict(saved[0])
+    tbptt.load_state_dict(saved[1])
+    losses += [window.backward() for window in tbptt.windows(stream)]
+    assert losses == expected
+    assert tbptt.trained_steps == 24
+
+
 def test_the_state_of_one_stream_is_not_carried_into_another():
     x, y = data(40)
     model = MODELS["gru"]()

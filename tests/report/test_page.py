@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from adaptive_tbptt.estimate import LagProfile
+from adaptive_tbptt.report import read
 from adaptive_tbptt.report.charts import style
 from adaptive_tbptt.report.curves import Curve, curve_of, truncation_curve
 from adaptive_tbptt.report.decay_chart import decay_chart
@@ -52,6 +53,15 @@ def run_of(folder, **options):
     return read_run(write_run(folder, **options), folder.name)
 
 
+def change(folder, line, **values):
+    """Change a line of the metrics."""
+    path = folder / "metrics.jsonl"
+    rows = [json.loads(text) for text in path.read_text().splitlines()]
+    rows[line].update(values)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
 def data_of(path):
     """Return what the page gives to Plotly."""
     text = path.read_text()
@@ -87,12 +97,20 @@ def test_the_default_place_of_a_report(tmp_path, monkeypatch):
         ('{"event": "epoch"\n{"event": "epoch"}\n', "line 1 of"),
         ("[1]\n", "is not a JSON object"),
         ('{"event": "epoch", "epoch": 1}\n', "an epoch has no 'step'"),
+        ('{"event": "estimate", "step": 1, "k": "3"}\n', "'k' is not a number but '3'"),
     ],
 )
 def test_what_is_no_run_is_said(metrics, says, tmp_path):
     if metrics is not None:
         (tmp_path / "metrics.jsonl").write_text(metrics)
     assert says in call("report", str(tmp_path), code=2)
+
+
+def test_a_decay_curve_that_lost_a_value_is_said(tmp_path):
+    folder = write_run(tmp_path / "run")
+    change(folder, 1, decay={"lags": [0, 1, 2], "phi": [1.0, 0.5]})
+    said = call("report", str(folder), code=2)
+    assert f"config.toml of {folder} is not what a run writes (IndexError" in said
 
 
 def test_wrong_folders_and_files_are_said(tmp_path):
@@ -130,8 +148,8 @@ def test_a_name_cannot_break_the_page(tmp_path):
 
 
 def test_curves_place_estimates_between_epochs(tmp_path):
-    run = run_of(tmp_path / "run", epochs=4)
-    run.probes[0]["step"] = 150
+    folder = write_run(tmp_path / "run", epochs=4)
+    run = read_run(change(folder, 1, step=150), "run")
     curve = curve_of(run, run.estimates, "beta")
     assert curve.epoch.tolist() == [1.5, 2.0, 3.0]
     assert curve.seconds.tolist() == [3.0, 4.0, 6.0]
@@ -152,6 +170,21 @@ def test_a_thinned_curve_keeps_ends_and_peaks():
     assert (np.diff(thin.epoch) > 0).all()
     whole = Curve(x[:1000], x[:1000], y[:1000])
     assert whole.thinned(1000) is whole
+
+
+def test_of_many_rows_all_numbers_count_and_few_stay_whole(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "run", epochs=301)
+    every = read_run(folder, "run")
+    monkeypatch.setattr(read, "WHOLE", 20)
+    thin = read_run(folder, "run")
+    assert len(thin.probes.whole) <= 40 < len(every.probes.whole) == 300
+    assert thin.probes.last == every.probes.last
+    for make in (loss_chart, truncation_chart, bias_chart):
+        assert make([thin]) == make([every])
+    frames = [decay_chart([run])[1]["runs"][0] for run in (thin, every)]
+    assert frames[0][0] == frames[1][0]
+    assert frames[0][-1] == frames[1][-1]
+    assert len(frames[0]) <= 41
 
 
 def test_the_fitted_line_has_the_slope_of_beta_and_the_mark_is_at_k(tmp_path):
@@ -181,8 +214,9 @@ def test_what_a_run_lacks_gets_a_sentence_and_no_chart(tmp_path):
 
 
 def test_repeats_stand_in_for_estimates_where_k_was_fixed(tmp_path):
-    run = run_of(tmp_path / "run", delta=None)
-    run.epochs[2]["repeats"] = {"k": [], "beta": [0.5, 0.7], "relative_bias": [0.2, None]}
+    folder = write_run(tmp_path / "run", delta=None)
+    repeats = {"k": [], "beta": [0.5, 0.7], "relative_bias": [0.2, None]}
+    run = read_run(change(folder, 2, repeats=repeats), "run")
     assert curve_of(run, run.estimates, "beta").y.tolist() == pytest.approx([0.6])
     assert curve_of(run, run.estimates, "relative_bias").y.tolist() == [0.2]
 
@@ -223,7 +257,7 @@ def test_runs_compare(tmp_path):
 def test_losses_below_zero_are_drawn_on_a_linear_axis(tmp_path):
     run = run_of(tmp_path / "run", epochs=50)
     assert loss_chart([run]).figure["layout"]["yaxis"]["type"] == "log"
-    run.epochs[-1]["train_loss"] = -1.0
+    run = read_run(change(tmp_path / "run", -1, train_loss=-1.0), "run")
     assert "type" not in loss_chart([run]).figure["layout"]["yaxis"]
 
 

@@ -317,3 +317,22 @@ with RunFolder({str(tmp_path)!r}).locked():
         other.kill()
         other.communicate()
     assert build(tmp_path).fit(*streams(), epochs=1).epochs == 1  # a killed process lets go
+
+
+def test_a_new_learning_rate_and_other_data_are_said(tmp_path):
+    trainer = build(tmp_path)
+    trainer.fit(*streams(), epochs=1)
+    again = build(tmp_path)
+    again.optimizer.param_groups[0]["lr"] = 0.5
+    again = at.Trainer(again.tbptt, again.optimizer, run_dir=tmp_path, show=False, clip=again.clip,
+                       scheduler=again.scheduler)  # fmt: skip
+    train, valid = streams()
+    train = at.SequenceStream(train._all.inputs + 1.0, train._all.targets)
+    with pytest.warns(UserWarning, match="new options|data differ") as said:
+        again.fit(train, valid, epochs=2, resume=True)
+    texts = [str(warning.message) for warning in said]
+    assert len(texts) == 2
+    assert "last.safetensors holds them; new options have no effect" in texts[0]
+    assert "lr was given as 0.05, now as 0.5" in texts[0]
+    assert "the data differ from those that the run was saved with" in texts[1]
+    build(tmp_path).fit(train, valid, epochs=3, resume=True)  # the same again: nothing to say

@@ -247,3 +247,21 @@ def test_options_are_checked_at_construction(make):
 def test_delta_has_no_default():
     with pytest.raises(TypeError, match="delta"):
         at.BiasTolerance(gauge=at.truncate.PaperGauge())
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: at.FixedTruncation(2.5), "k"),
+        (lambda: at.FixedTruncation(True), "k"),
+        (lambda: at.BiasTolerance(0.1, k_min=1.5), "k_min"),
+        (lambda: at.BiasTolerance(0.1, k_max=1e12), "k_max"),
+        (lambda: at.BiasTolerance(0.1, lags=20.0), "lags"),
+        (lambda: at.BiasTolerance(0.1, k_init=True), "k_init"),
+        (lambda: at.truncate.Limited(at.FixedTruncation(2), 1.0, 3), "low"),
+    ],
+)
+def test_steps_are_whole_numbers(make, name):
+    with pytest.raises(TypeError, match=f"{name} must be a whole number of steps, got"):
+        make()
+    assert at.FixedTruncation(np.int64(3)).k == 3

@@ -15,9 +15,10 @@ from torch.utils.data import (
 )
 
 from .nest import map_leaves
-from .stream import Segment, Stream, time_first
+from .stream import Segment, Stream, time_first, warn_of_other_data
 
 Chunks = Iterable[Any]
+END = object()  # of a source; None would be a chunk that is wrong
 
 
 class ChunkStream(Stream):
@@ -28,7 +29,8 @@ class ChunkStream(Stream):
 
     Args:
         source: an iterable that can be read once per epoch (a list, a DataLoader), or a function
-            that returns an iterator. A generator can be read once only.
+            that returns an iterator. A generator can be read once only. Chunks are copied, except
+            those of a list or tuple, so a source may fill the same buffer again.
 
     >>> chunks = [(torch.zeros(5, 2, 3), torch.zeros(5, 2)) for _ in range(4)]
     >>> stream = ChunkStream(chunks)
@@ -67,8 +69,8 @@ class ChunkStream(Stream):
     def rows(self) -> int:
         """Number of rows (the batch size)."""
         self._renew()
-        if not self._held and not self._pull():
-            raise ValueError("the source of this stream is empty")
+        if not self._held:
+            self._pull()
         return self._held[0].rows
 
     @property
@@ -83,16 +85,24 @@ class ChunkStream(Stream):
     def _pull(self) -> bool:
         """Read one more chunk; return whether there was one."""
         self._renew()
-        chunk = next(self._iterator, None)
-        if chunk is None:
+        chunk = next(self._iterator, END)
+        if chunk is END:
+            if not self._end:
+                raise ValueError(
+                    "the source of this stream is empty: it yields no chunk. An iterator that was "
+                    "read before stays empty; pass a list, a DataLoader, or a function that "
+                    "returns a new iterator"
+                )
             self._length = self._end
             return False
         if not isinstance(chunk, tuple | list) or len(chunk) not in (2, 3):
             raise TypeError(
                 "every chunk must be (inputs, targets) or (inputs, targets, resets), got "
-                f"{type(chunk).__name__}"
+                f"{type(chunk).__name__} at step {self._end}"
             )
         part = time_first(*chunk)
+        if not isinstance(self._source, list | tuple):  # it may fill the same memory again
+            part = map_leaves(torch.clone, part)
         if self._held and part.rows != self._held[0].rows:
             raise ValueError(
                 f"the chunk at step {self._end} has {part.rows} rows, those before it "
@@ -161,6 +171,8 @@ class ChunkStream(Stream):
         first, end, held = (0, 0, []) if self._stale else (self._first, self._end, self._held)
         saved: dict[str, Any]
         saved = {"cursor": self.cursor, "first": first, "end": end, "keep": self._keep}
+        if held:
+            saved["digest"] = held[-1].digest
         if data:  # copies: a chunk may be a view of a tensor far larger, which would be saved whole
             saved["held"] = [list(map_leaves(torch.clone, part)) for part in held]
         return saved
@@ -175,6 +187,7 @@ class ChunkStream(Stream):
             self._stale = self._stale or self._end > 0
             if saved["end"]:  # otherwise nothing was read yet
                 self._reread(saved["first"], saved["end"])
+                warn_of_other_data(saved, self._held[-1].digest)
         self._keep, self.cursor = saved["keep"], saved["cursor"]
 
     def _reread(self, first: int, end: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+import zlib
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
@@ -37,6 +39,16 @@ class Segment(NamedTuple):
     @property
     def _first(self) -> Tensor:
         return self.inputs if isinstance(self.inputs, Tensor) else leaves(self.inputs)[0]
+
+    @property
+    def digest(self) -> int:
+        """A checksum of up to 64 steps, to tell these data from others of the same size."""
+        steps = torch.linspace(0, self.steps - 1, min(self.steps, 64), dtype=torch.float64).long()
+        found = 0
+        for leaf in leaves(self):
+            part = leaf.detach()[steps.to(leaf.device)].cpu().contiguous()
+            found = zlib.crc32(part.flatten().view(torch.uint8).numpy().data, found)
+        return found
 
     def between(self, start: int, stop: int) -> Segment:
         """Cut out steps `start` to `stop`."""
@@ -175,6 +187,18 @@ def require_stream(data: Any) -> None:
         )
 
 
+def warn_of_other_data(saved: dict[str, Any], digest: int) -> None:
+    """Warn if a saved stream had other data; streams that old releases saved do not say."""
+    if saved.get("digest", digest) != digest:
+        warnings.warn(
+            f"the data differ from those that the run was saved with, though their size is the "
+            f"same. The run goes on from step {saved['cursor']} of the new data with the weights, "
+            "the carried state and the optimiser of the old",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
 class SequenceStream(Stream):
     """`(time, batch, ...)` tensors read in order; rows are independent of each other.
 
@@ -207,6 +231,7 @@ class SequenceStream(Stream):
     ) -> None:
         self._all = time_first(inputs, targets, resets, batch_first=batch_first)
         self.length, self.rows = self._all.steps, self._all.rows
+        self._digest: int | None = None
 
     def __len__(self) -> int:
         """Return the number of steps of each row."""
@@ -233,14 +258,19 @@ class SequenceStream(Stream):
         self.cursor = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the cursor, and the size of the data it belongs to."""
-        return {"cursor": self.cursor, "length": self.length, "rows": self.rows}
+        """Return the cursor, with the size and a checksum of the data it belongs to."""
+        if self._digest is None:
+            self._digest = self._all.digest
+        size = {"length": self.length, "rows": self.rows}
+        return {"cursor": self.cursor, **size, "digest": self._digest}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go back to a saved cursor; refuse one of data of another size."""
+        """Go back to a saved cursor; refuse data of another size, warn of other data."""
         if (saved["length"], saved["rows"]) != (self.length, self.rows):
             raise ValueError(
                 f"the saved stream has {saved['length']} steps of {saved['rows']} rows, this one "
                 f"{self.length} of {self.rows}"
             )
+        self._digest = self._all.digest
+        warn_of_other_data(saved, self._digest)
         self.cursor = int(saved["cursor"])

@@ -212,12 +212,17 @@ def smallest_k(
         k_min: smallest k to return.
         k_max: largest k of interest.
     """
-    lags = len(log_relative) - 1
-    beyond = np.arange(1, max(k_max - lags, 0) + 1)[:, None]
+    lags, asked = len(log_relative) - 1, math.log(delta)
+    # Bisection beyond the lags, because k_max may be far larger than memory: `high` meets delta.
+    low = np.zeros(len(log_beta), np.int64)
+    high = low + max(k_max - lags, 0) + 1
     with np.errstate(invalid="ignore"):  # inf - inf, where there is no bound
-        further = log_relative[-1] + beyond * np.minimum(log_beta, 0.0)
-    met = np.vstack([log_relative, further]) < math.log(delta)
-    first = np.where(met.any(axis=0), met.argmax(axis=0), k_max + 1)
+        while (high - low > 1).any():
+            middle = (low + high) // 2
+            met = log_relative[-1] + middle * np.minimum(log_beta, 0.0) < asked
+            low, high = np.where(met, low, middle), np.where(met, middle, high)
+    met = log_relative < asked
+    first = np.where(met.any(axis=0), met.argmax(axis=0), lags + high)
     return np.minimum(np.maximum(first, k_min), k_max + 1)
 
 

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Protocol
 
 from .. import defaults
+from ..errors import require_whole
 
 
 class Outcome(Enum):
@@ -56,6 +57,7 @@ class Limits:
     k_now: int | None = None
 
     def __post_init__(self) -> None:
+        require_whole(k_min=self.k_min, k_max=self.k_max)
         if not 0.0 < self.delta < 1.0:
             raise ValueError(
                 f"delta must be in (0, 1), got {self.delta}: it is the tolerated relative bias of "

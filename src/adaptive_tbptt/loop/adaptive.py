@@ -303,9 +303,9 @@ class AdaptiveTBPTT:
 
         Before each window K is estimated if that is due. A window of K steps of context and K2
         losses starts where the last one's losses ended, less K. It runs when its user asks for its
-        loss; here the cursor has moved on by then, so that a checkpoint inside the user's loop
-        resumes after the window. The state at the window's start comes from `_carried`, which
-        holds as much of the past as the largest K may need.
+        loss, and moves the cursor on by then: a checkpoint after that resumes after the window, and
+        a window that failed is the next one again. The state at the window's start comes from
+        `_carried`, which holds as much of the past as the largest K may need.
 
         Args:
             whole: the stream with the rows of all processes.
@@ -333,8 +333,9 @@ class AdaptiveTBPTT:
             if request is not None and self._estimate_is_due(stream):
                 self.estimate(stream)
             span = self._next_span(stream)
-            stream.cursor = span.stop
-            yield Window(span, self.objective, stream, self._carried, self._tally, self.ranks)
+            window = Window(span, self.objective, stream, self._carried, self._tally, self.ranks)
+            yield window
+            window.pass_on()
         stream.rewind()
 
     def _next_span(self, stream: Stream) -> Span:

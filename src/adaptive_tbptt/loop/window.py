@@ -15,7 +15,7 @@ from ..data.stream import Stream
 from ..distributed.ranks import Ranks
 from ..model.objective import Objective
 from .carried_states import CarriedStates
-from .window_pass import window_forward
+from .window_pass import WindowPass, window_forward
 
 
 class Span(NamedTuple):
@@ -59,7 +59,9 @@ class Window:
     """K1 consecutive steps of the stream whose last K2 carry losses.
 
     A window runs once, from the state that the windows before it carried to its start, and leaves
-    the states that the next ones start from.
+    the states that the next ones start from. It counts as trained on once `backward`, or `loss`,
+    has returned. If you leave the loop before, by an exception or a break, the next loop over the
+    stream begins with this window.
 
     Attributes:
         k: truncation length: every loss sees lags 0..k, as far as the stream has a past.
@@ -89,6 +91,7 @@ class Window:
         self.weight: float | None = None
         self._objective, self._stream, self._ranks = objective, stream, ranks
         self._carried, self._tally = carried, tally
+        self._passed = False
 
     @property
     def progress(self) -> float | None:
@@ -96,12 +99,29 @@ class Window:
         length = self._stream.length
         return None if length is None else self.stop / length
 
+    def pass_on(self) -> None:
+        """Let the next window have its turn; say so if another loop has moved the stream."""
+        expected = self.first if self.weight is None else self.stop
+        if self._stream.cursor != expected:
+            raise ValueError(
+                f"this loop left the stream at step {expected} and finds it at step "
+                f"{self._stream.cursor}: another loop reads the same stream, so each would skip "
+                "data. Give every loop a stream of its own"
+            )
+        self._passed, self._stream.cursor = True, self.stop
+
     def loss(self) -> Tensor:
         """Run the window and return its mean loss, with the graph that `backward` needs."""
+        result = self._run()
+        self._finish(result)
+        return result.loss
+
+    def _run(self) -> WindowPass:
         if self.weight is not None:
             raise RuntimeError("a window is run once; the next one has moved the state on")
         recurrent = self._objective.recurrent
         state = self._carried.at(self.start, recurrent, self._stream)
+        self._stream.available(self.stop)  # an evaluation in between may have let go of it
         segment = self._stream.segment(self.start, self.stop)
         context = self.first - self.start
         if self._ranks.count > 1:  # a checkpoint will join the rows of all
@@ -111,14 +131,18 @@ class Window:
         forward = window_forward if full else eager()(window_forward)
         factors = {step - self.start: factor for step, factor in self.factors.items()}
         marks = self._marks(context)
-        result = forward(self._objective, segment, state, context, marks, factors)
+        return forward(self._objective, segment, state, context, marks, factors)
+
+    def _finish(self, result: WindowPass) -> None:
+        """Carry the states on and count the steps; a window that fails before stays the next."""
         for step, entering in result.states.items():
             self._carried.put(self.start + step, entering)
         self.weight = result.losses
         self._tally.reach = self.reach
         self._tally.trained += self.steps
         self._tally.since_estimate += self.steps
-        return result.loss
+        if not self._passed:
+            self._stream.cursor = self.stop
 
     def _marks(self, context: int) -> list[int]:
         """Return the step where the next window starts if K stays, if it lies in the context."""
@@ -135,11 +159,13 @@ class Window:
         scales `.grad`, for its `unscale_` and `step`; the loss that is returned is not scaled.
         """
         with flushed_denormals():
-            loss = self.loss()
+            result = self._run()
+            loss = result.loss
             self._warn_of_nan(loss)
             goal = loss * scale if scale != 1.0 else loss
             with no_autocast(loss.device):
                 (goal if scaler is None else scaler.scale(goal)).backward()
+        self._finish(result)
         return self.average(loss)
 
     def _warn_of_nan(self, loss: Tensor) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from .charts import BIAS_AXIS, EDGE, Chart, Figure, axis, error_bars, figure, finite, short, style
-from .curves import Array, Curve, curve_of
-from .read import Run
+from .curves import Curve, curve_of
+from .read import Array, Run
 
 
 def asked_chart(runs: Sequence[Run]) -> Chart:
@@ -74,7 +74,7 @@ def _verdict(run: Run, estimated: Array, measured: Array) -> str:
         else:
             kept = int((values <= run.delta).sum())  # NaN, a bound that is infinite, is not kept
             parts.append(f"{kept} of {len(values)} {what} at most delta, {middle}")
-    asked = f"K fixed at {run.epochs[-1]['k']}" if run.delta is None else f"asked {run.delta:g}"
+    asked = f"K fixed at {run.epochs.last['k']}" if run.delta is None else f"asked {run.delta:g}"
     return f"{asked}; {'; '.join(parts) or 'the bias was not estimated'}"
 
 

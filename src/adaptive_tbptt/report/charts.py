@@ -13,7 +13,7 @@ import numpy as np
 
 from ..diagnosis.palette import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from ..train.files import short_number
-from .curves import Curve, numbers
+from .curves import Curve
 from .read import Run
 
 Figure = dict[str, Any]
@@ -105,7 +105,7 @@ def name_of(runs: Sequence[Run], run: Run, what: str) -> str:
 
 def error_bars(run: Run) -> Figure:
     """Return the intervals of the checks of a run, as bars on either side."""
-    low, middle, high = (numbers(run.checks, key) for key in ("low", "measured", "high"))
+    low, middle, high = (run.checks.column(key) for key in ("low", "measured", "high"))
     bars = {"array": short(high - middle), "arrayminus": short(middle - low)}
     return {"type": "data", "symmetric": False, **bars}
 

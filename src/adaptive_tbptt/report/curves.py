@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .read import Row, Run
+from .read import Array, Rows, Run
 
-Array = NDArray[np.float64]
 MOST_POINTS = 1000  # arbitrary: about as many as a wide chart has pixels
 
 
@@ -46,27 +43,30 @@ class Curve:
         return Curve(self.epoch[index], self.seconds[index], self.y[index])
 
 
-def curve_of(run: Run, rows: Sequence[Row], key: str) -> Curve:
-    """Return what rows of a run have under a key.
-
-    Rows count data steps; the rows of epochs say which epoch and how much time that is.
-    """
-    steps, ends = numbers(rows, "step"), [0.0, *numbers(run.epochs, "step")]
-    return Curve(
-        epoch=np.interp(steps, ends, [0.0, *numbers(run.epochs, "epoch")]),
-        seconds=np.interp(steps, ends, [0.0, *numbers(run.epochs, "seconds")]),
-        y=numbers(rows, key),
-    )
+def curve_of(run: Run, rows: Rows, key: str) -> Curve:
+    """Return what rows of a run have under a key."""
+    return _curve(run, rows.column("step"), rows.column(key))
 
 
 def truncation_curve(run: Run) -> Curve:
     """Return K, each value at the moment it came into use."""
-    rows = sorted([*run.epochs, *run.probes], key=lambda row: row["step"])
-    if rows[0].get("event") == "epoch":  # no estimate before: it was in use from the start
-        rows = [{"step": 0, "k": rows[0]["k"]}, *rows]
-    return curve_of(run, rows, "k")
+    both = (run.epochs, run.probes)
+    steps, k = (np.concatenate([rows.column(key) for rows in both]) for key in ("step", "k"))
+    order = np.argsort(steps, kind="stable")
+    steps, k = steps[order], k[order]
+    if order[0] < len(run.epochs):  # no estimate before: it was in use from the start
+        steps, k = np.insert(steps, 0, 0.0), np.insert(k, 0, k[0])
+    return _curve(run, steps, k)
 
 
-def numbers(rows: Sequence[Row], key: str) -> Array:
-    """Return a column of rows, NaN for what is missing."""
-    return np.array([row.get(key) for row in rows], dtype=np.float64)
+def _curve(run: Run, steps: Array, y: Array) -> Curve:
+    """Place numbers by the data steps at which they came.
+
+    The rows of epochs say which epoch and how much time a step is.
+    """
+    ends = {key: np.insert(run.epochs.column(key), 0, 0.0) for key in ("step", "epoch", "seconds")}
+    return Curve(
+        epoch=np.interp(steps, ends["step"], ends["epoch"]),
+        seconds=np.interp(steps, ends["step"], ends["seconds"]),
+        y=y,
+    )

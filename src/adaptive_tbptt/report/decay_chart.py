@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from .charts import Chart, Figure, axis, figure, name_of, short, style
-from .curves import Array, curve_of
-from .read import Row, Run
+from .curves import curve_of
+from .read import Array, Row, Run
 
 MOST_FRAMES = 60  # of each run; arbitrary: a slider on a phone has few more positions
 
@@ -43,7 +43,8 @@ def decay_chart(runs: Sequence[Run]) -> tuple[Chart, dict[str, Any] | None]:
 
 def _frames(run: Run) -> list[dict[str, Any]]:
     epochs = curve_of(run, run.estimates, "k").epoch
-    rows = [(e, row) for e, row in zip(epochs, run.estimates, strict=True) if "decay" in row]
+    whole = {**run.estimates.whole, len(run.estimates) - 1: run.estimates.last}
+    rows = [(epochs[i], row) for i, row in whole.items() if "decay" in row]
     return [_frame(*rows[i]) for i in _spread(len(rows), MOST_FRAMES)]
 
 
@@ -115,6 +116,6 @@ def _range(frames: list[list[dict[str, Any]]]) -> list[float]:
 
 
 def _why_not(run: Run) -> str:
-    if run.probes:
+    if len(run.probes):
         return "it was recorded by a release that did not keep decay curves"
     return "K was fixed, so no decay was measured; atbptt diagnose measures it"

@@ -29,7 +29,16 @@ def write_run_report(folders: Sequence[Path], out: Path | None = None) -> Path:
         out: the file; `report.html` in the folder of a single run, or in the current one.
     """
     path = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
-    page = render(read_runs(folders))
+    runs = read_runs(folders)
+    try:
+        page = render(runs)
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+        where = ", ".join(map(str, folders))
+        raise ValueError(
+            "a value in metrics.jsonl, check_bias.jsonl, starts.jsonl or config.toml of "
+            f"{where} is not what a run writes ({type(error).__name__}: {error}): mend the file, "
+            "or leave that run out"
+        ) from error
     try:
         write_text(path, page)
     except OSError as error:
@@ -49,7 +58,7 @@ def render(runs: Sequence[Run]) -> str:
     courses = [loss_chart(runs), truncation_chart(runs), beta_chart(runs), bias_chart(runs)]
     decay, frames = decay_chart(runs)
     asked = asked_chart(runs)
-    longest = max(run.epochs[-1]["seconds"] for run in runs)
+    longest = max(run.epochs.last["seconds"] for run in runs)
     unit, divisor = next(each for each in UNITS if longest >= 2 * each[1] or each[1] == 1.0)
     figures = {c.id: c.figure for c in [*courses, decay, asked] if c.figure is not None}
     drawn = [chart.id for chart in courses if chart.id in figures]

@@ -2,17 +2,65 @@
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..train.files import read_rows, read_toml
+from ..train.files import each_row, read_rows, read_toml
 
 Row = dict[str, Any]
+Array = NDArray[np.float64]
+WHOLE = 1000  # rows of a kind that are kept whole, or up to twice as many; arbitrary
+
+
+class Rows:
+    """Rows of one kind: some numbers of all of them, and some of them whole.
+
+    A run may have a million rows, which would fill gigabytes as dicts.
+
+    Args:
+        keys: which numbers to keep.
+
+    Attributes:
+        last: the last row.
+        whole: rows by their place, evenly spread: all of them up to twice `WHOLE`.
+    """
+
+    def __init__(self, *keys: str) -> None:
+        self._columns = {key: array("d") for key in keys}
+        self.last: Row = {}
+        self.whole: dict[int, Row] = {}
+        self._every, self._count = 1, 0
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self._count
+
+    def add(self, row: Row) -> None:
+        """Add a row."""
+        for key, column in self._columns.items():
+            value = row.get(key)
+            try:
+                column.append(math.nan if value is None else value)
+            except (TypeError, OverflowError):
+                raise ValueError(f"{key!r} is not a number but {value!r:.40}") from None
+        self.last = row
+        if self._count % self._every == 0:
+            self.whole[self._count] = row
+        self._count += 1
+        if len(self.whole) > 2 * WHOLE:
+            self._every *= 2
+            self.whole = {i: r for i, r in self.whole.items() if i % self._every == 0}
+
+    def column(self, key: str) -> Array:
+        """Return a number of every row, NaN for what is missing."""
+        return np.array(self._columns[key])
 
 
 @dataclass(frozen=True)
@@ -22,8 +70,9 @@ class Run:
     Attributes:
         name: what the report calls it.
         config: `config.toml`; empty for a `Trainer` of one's own.
-        epochs: a row of metrics for every epoch, at least one.
-        probes: a row for every estimate of K.
+        epochs: the metrics of every epoch, at least one.
+        probes: those of every estimate of K.
+        repeats: for epochs that repeated the estimate, the means of its repeats.
         checks: rows of `check_bias.jsonl` about the K that was used, on the training data, with
             the step at which its epoch ended.
         starts: when and where it was started and gone on with; empty for runs of old releases.
@@ -31,26 +80,27 @@ class Run:
 
     name: str
     config: Row
-    epochs: list[Row]
-    probes: list[Row]
-    checks: list[Row]
+    epochs: Rows
+    probes: Rows
+    repeats: Rows
+    checks: Rows
     starts: list[Row]
 
-    @cached_property
-    def estimates(self) -> list[Row]:
+    @property
+    def estimates(self) -> Rows:
         """The estimates of beta and bias; for a fixed K the means of the repeats, if it has any."""
-        return self.probes or [_mean_of_repeats(row) for row in self.epochs if "repeats" in row]
+        return self.probes if len(self.probes) else self.repeats
 
     @property
     def delta(self) -> float | None:
         """The tolerance that was asked for; None where K was fixed."""
         asked: float | None = self.config.get("delta")
-        return self.probes[-1].get("delta", asked) if self.probes else asked
+        return self.probes.last.get("delta", asked)
 
     @property
     def setting(self) -> str:
         """What was asked for, such as delta=0.1 or K=10."""
-        return f"K={self.epochs[-1]['k']}" if self.delta is None else f"delta={self.delta:g}"
+        return f"K={self.epochs.last['k']}" if self.delta is None else f"delta={self.delta:g}"
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
@@ -73,27 +123,46 @@ def read_run(folder: Path, name: str) -> Run:
     if not path.is_file():
         what = "it has no metrics.jsonl" if folder.is_dir() else "there is no such folder"
         raise ValueError(f"{folder} is not a run folder: {what}")
-    rows = read_rows(path)
-    epochs = [row for row in rows if row.get("event") == "epoch"]
-    if not epochs:
+    epochs = Rows("step", "epoch", "seconds", "k", "train_loss", "valid_loss")
+    probes, repeats = (Rows("step", "k", "beta", "relative_bias") for _ in range(2))
+    try:
+        for row in each_row(path):
+            if row.get("event") == "estimate":
+                probes.add(row)
+            if row.get("event") == "epoch":
+                for key in ("step", "epoch", "seconds", "k", "train_loss"):
+                    if key not in row:
+                        raise ValueError(f"an epoch has no {key!r}")
+                epochs.add(row)
+                if "repeats" in row:
+                    repeats.add(_mean_of_repeats(row))
+    except ValueError as error:
+        raise ValueError(f"{path} is not what a run writes: {error}") from None
+    if not len(epochs):
         raise ValueError(f"{path} holds no finished epoch: there is nothing to report yet")
-    for key in ("step", "epoch", "seconds", "k", "train_loss"):
-        if any(key not in row for row in epochs):
-            raise ValueError(f"{path} is not what a run writes: an epoch has no {key!r}")
     config = folder / "config.toml"
-    ended = {(row["epoch"], row["k"]): row["step"] for row in epochs}
     return Run(
         name=name,
         config=read_toml(config) if config.is_file() else {},
         epochs=epochs,
-        probes=[row for row in rows if row.get("event") == "estimate"],
-        checks=[
-            {**row, "step": ended[row.get("epoch"), row.get("k")]}
-            for row in read_rows(folder / "check_bias.jsonl")
-            if row.get("split", "train") == "train" and (row.get("epoch"), row.get("k")) in ended
-        ],
+        probes=probes,
+        repeats=repeats,
+        checks=_checks(folder / "check_bias.jsonl", epochs),
         starts=read_rows(folder / "starts.jsonl"),
     )
+
+
+def _checks(path: Path, epochs: Rows) -> Rows:
+    """Return the checks of the K that an epoch used, on the training data, with its last step."""
+    rows = [row for row in read_rows(path) if row.get("split", "train") == "train"]
+    wanted = {(row.get("epoch"), row.get("k")) for row in rows}
+    columns = (epochs.column(key).tolist() for key in ("epoch", "k", "step")) if rows else ([],) * 3
+    ended = {(e, k): step for e, k, step in zip(*columns, strict=True) if (e, k) in wanted}
+    checks = Rows("step", "measured", "low", "high")
+    for row in rows:
+        if (row.get("epoch"), row.get("k")) in ended:
+            checks.add({**row, "step": ended[row.get("epoch"), row.get("k")]})
+    return checks
 
 
 def _mean_of_repeats(row: Row) -> Row:

@@ -28,7 +28,7 @@ def overview(runs: Sequence[Run]) -> Table:
 
 
 def _facts(run: Run) -> Row:
-    last, valid = run.epochs[-1], curve_of(run, run.epochs, "valid_loss")
+    last, valid = run.epochs.last, curve_of(run, run.epochs, "valid_loss")
     k, bias = truncation_curve(run).y, finite(curve_of(run, run.estimates, "relative_bias").y)
     facts = {"asked": run.setting, "epochs": last["epoch"], "updates": last.get("updates", "none")}
     facts["training time"] = _duration(last["seconds"])

@@ -19,8 +19,8 @@ from .charts import (
     style,
     trace,
 )
-from .curves import Array, Curve, curve_of, truncation_curve
-from .read import Run
+from .curves import Curve, curve_of, truncation_curve
+from .read import Array, Run
 
 LOSS_UNITS = {
     "copy": "nats per symbol",
@@ -36,7 +36,7 @@ def loss_chart(runs: Sequence[Run]) -> Chart:
         train, valid = (curve_of(run, run.epochs, key) for key in ("train_loss", "valid_loss"))
         thin = {**style(i)["line"], "width": 1.2}
         traces.append(trace(i, train, name_of(runs, run, "training"), mode="lines", line=thin))
-        seen += [*train.y, *valid.y]
+        seen += [train.y, valid.y]
         sentence = f"{run.name}: training loss from {train.y[0]:.4g} to {train.y[-1]:.4g}"
         if valid.exists:
             traces.append(trace(i, valid, name_of(runs, run, "validation")))
@@ -44,7 +44,7 @@ def loss_chart(runs: Sequence[Run]) -> Chart:
             sentence += f"; lowest validation loss {valid.y[best]:.4g}, epoch {valid.epoch[best]:g}"
         says.append(f"{sentence}.")
     units = {LOSS_UNITS.get(run.config.get("task", ""), "unit of the loss") for run in runs}
-    y = axis(f"loss ({', '.join(sorted(units))})", **_scale(seen))
+    y = axis(f"loss ({', '.join(sorted(units))})", **_scale(np.concatenate(seen)))
     return Chart("loss", "Loss", figure(traces, axis(""), y), says)
 
 
@@ -82,7 +82,7 @@ def bias_chart(runs: Sequence[Run]) -> Chart:
         if curve.exists:
             traces.append(trace(i, curve, name_of(runs, run, "estimated bound")))
         if run.delta is not None:
-            epoch, seconds = run.epochs[-1]["epoch"], run.epochs[-1]["seconds"]
+            epoch, seconds = run.epochs.last["epoch"], run.epochs.last["seconds"]
             ends = Curve(*(np.array(v) for v in ([0.0, epoch], [0.0, seconds], 2 * [run.delta])))
             thin = {"color": style(i)["line"]["color"], "dash": "2px,4px", "width": 2}
             name = name_of(runs, run, f"asked: delta = {run.delta:g}")
@@ -93,11 +93,11 @@ def bias_chart(runs: Sequence[Run]) -> Chart:
             name = name_of(runs, run, "measured")
             bars = {"thickness": 1.5, **error_bars(run)}
             traces.append(trace(i, measured, name, mode="markers", marker=marker, error_y=bars))
-        seen += [*curve.y, *measured.y, run.delta or np.nan]
+        seen += [curve.y, measured.y, np.array([run.delta or np.nan])]
         missing = len(curve.y) - len(finite(curve.y)) if curve.exists else 0
         gap = f"; no bound in {missing} of {len(curve.y)} estimates" if missing else ""
         says.append(f"{run.name}: {_spread(curve.y, 'estimated bound')}{gap}.")
-    drawn = figure(traces, axis(""), axis(BIAS_AXIS, **_scale(seen, zero=True)))
+    drawn = figure(traces, axis(""), axis(BIAS_AXIS, **_scale(np.concatenate(seen), zero=True)))
     return Chart("bias", "Relative bias of the gradient", drawn if traces else None, says)
 
 
@@ -108,7 +108,7 @@ def _spread(values: Array, what: str) -> str:
     return f"{what} between {seen.min():.3g} and {seen.max():.3g}, median {np.median(seen):.3g}"
 
 
-def _scale(values: Sequence[float], zero: bool = False) -> dict[str, Any]:
+def _scale(values: Array, zero: bool = False) -> dict[str, Any]:
     """Return a logarithmic scale where a linear one would hide the small values."""
     seen = finite(values)
     if len(seen) and seen.min() > 0.0 and seen.max() > 20.0 * seen.min():  # 20 is arbitrary

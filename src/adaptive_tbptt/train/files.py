@@ -32,23 +32,30 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read a file of JSON lines.
+    """Read a file of JSON lines; see `each_row`."""
+    return list(each_row(path))
+
+
+def each_row(path: Path) -> Iterator[dict[str, Any]]:
+    """Read a file of JSON lines one by one.
 
     A last line that is not JSON is skipped: another process may still be writing it.
     """
-    lines = path.read_text().splitlines() if path.is_file() else []
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            if number == len(lines):
-                break
-            raise ValueError(f"line {number} of {path} is not JSON") from None
-        if not isinstance(row, dict):
-            raise ValueError(f"line {number} of {path} is not a JSON object")
-        rows.append(row)
-    return rows
+    if not path.is_file():
+        return
+    bad = 0
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if bad:
+                raise ValueError(f"line {bad} of {path} is not JSON")
+            try:
+                row = json.loads(line)
+            except ValueError:  # no JSON, or no text
+                bad = number
+                continue
+            if not isinstance(row, dict):
+                raise ValueError(f"line {number} of {path} is not a JSON object")
+            yield row
 
 
 def short_number(value: Any) -> Any:

@@ -103,6 +103,7 @@ class Trainer:
         train_loss: the mean training loss of the epoch under way.
         folder: the run folder.
         settings: what a checkpoint must agree with to be resumed.
+        given: the optimiser's options as they were when the run began.
 
     >>> from adaptive_tbptt import AdaptiveTBPTT, FixedTruncation, SequenceStream
     >>> model, x = torch.nn.GRU(3, 3), torch.ones(60, 2, 3)
@@ -170,6 +171,7 @@ class Trainer:
         self.loggers = [*loggers, *self.folder.tensorboard(tensorboard)]
         self.callbacks = list(callbacks)
         self.settings = training_state.settings_of(self)
+        self.given = training_state.options_of(optimizer)
         self.epoch, self.updates, self.seconds = 0, 0, 0.0
         self.history: list[dict[str, Any]] = []
         self.best_epoch: int | None = None

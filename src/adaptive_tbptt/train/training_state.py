@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from .._torch.compiling import plain
 from .._torch.random_state import get_random_state, set_random_state
@@ -52,6 +54,7 @@ def state_dict(trainer: Trainer, stream: Stream) -> dict[str, Any]:
         "model": model,
         "loss": loss,
         "optimizer": trainer.optimizer.state_dict(),
+        "given": trainer.given,
         "scheduler": None if scheduler is None else scheduler.state_dict(),
         "tbptt": trainer.tbptt.state_dict(),
         "stream": stream.state_dict(),
@@ -71,6 +74,7 @@ def load_state_dict(trainer: Trainer, stream: Stream, saved: dict[str, Any], sou
     # The weights first: if they do not fit, this raises and nothing has changed.
     load_weights(trainer.tbptt, [saved["model"], *saved.get("loss", [])], source)
     trainer.optimizer.load_state_dict(saved["optimizer"])
+    _warn_of_other_options(trainer, saved.get("given"), source)
     if trainer.scheduler is not None:
         trainer.scheduler.load_state_dict(saved["scheduler"])
     stream.load_state_dict(saved["stream"])
@@ -86,6 +90,39 @@ def load_state_dict(trainer: Trainer, stream: Stream, saved: dict[str, Any], sou
     set_random_state(random[min(index, len(random) - 1)])
     if index >= len(random):
         torch.manual_seed(torch.initial_seed() + index)
+
+
+def options_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return the options of each group of parameters that are numbers, as they were given."""
+    return [
+        {n: v for n, v in group.items() if isinstance(v, int | float)}
+        for group in optimizer.param_groups
+    ]
+
+
+def _warn_of_other_options(
+    trainer: Trainer, given: list[dict[str, Any]] | None, source: str
+) -> None:
+    """Say which options of the optimiser were given anew and have no effect.
+
+    What was given is compared, because schedulers change what is in use.
+    """
+    changed = [
+        f"{name} was given as {old.get(name)}, now as {value}"
+        for old, new in zip(given or [], trainer.given, strict=False)
+        for name, value in new.items()
+        if old.get(name) != value
+    ]
+    if given is not None:
+        trainer.given = given
+    if changed and trainer.ranks.leads:
+        warnings.warn(
+            f"the optimiser and its scheduler go on as {source} holds them; new options have no "
+            f"effect: {'; '.join(dict.fromkeys(changed))}. To change them in the middle of a run, "
+            "set optimizer.param_groups in a callback",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def settings_of(trainer: Trainer) -> dict[str, str]:

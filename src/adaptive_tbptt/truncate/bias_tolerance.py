@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .. import defaults
+from ..errors import require_whole
 from ..estimate.truncation import Limits, Outcome, TruncationDecision, choose_truncation
 from ..measure.sampling import Evidence, Request
 from .controller import Context, Controller, TruncationState
@@ -39,6 +40,7 @@ class BiasTolerance(Controller):
     gauge: Gauge = field(default_factory=MeasuredGauge)
 
     def __post_init__(self) -> None:
+        require_whole(lags=self.lags, k_init=self.k_init)
         Limits(self.delta, self.k_min, self.k_max)
         if self.lags < 2:
             raise ValueError(f"lags must be at least 2 to see a decay, got {self.lags}")

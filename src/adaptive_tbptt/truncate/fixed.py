@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import require_whole
 from ..measure.sampling import Evidence
 from .controller import Context, Controller, TruncationState
 
@@ -21,6 +22,7 @@ class FixedTruncation(Controller):
     k: int
 
     def __post_init__(self) -> None:
+        require_whole(k=self.k)
         if self.k < 0:
             raise ValueError(f"k must not be negative, got {self.k}: it counts steps back in time")
 

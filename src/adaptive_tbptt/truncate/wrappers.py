@@ -7,6 +7,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import require_whole
 from ..estimate.truncation import TruncationDecision
 from ..measure.sampling import Evidence, Request
 from .controller import Context, Controller, TruncationState
@@ -78,6 +79,7 @@ class Limited(Wrapper):
     high: int
 
     def __post_init__(self) -> None:
+        require_whole(low=self.low, high=self.high)
         if not 0 <= self.low <= self.high:
             raise ValueError(f"expected 0 <= low <= high, got low={self.low} and high={self.high}")
 

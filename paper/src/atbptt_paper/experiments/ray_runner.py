@@ -10,6 +10,7 @@ import platform
 import re
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,7 +40,8 @@ def run_cells_on_ray(
     The machines of the cluster need this package and the library, in the same versions, and the
     data: the paths that the cells name are made absolute and must exist on every machine.
 
-    A task trains in a folder below the temporary folder of its machine, named after `work`. When
+    A task trains in a folder below the temporary folder of its machine, named after `work`. The
+    name can be guessed, so the task refuses a folder that another user owns or may write to. When
     its process is killed, Ray runs the cell again, and where that happens on the same machine, it
     goes on from the last checkpoint. So does the same call after a Ctrl-C.
 
@@ -87,11 +89,22 @@ def _import_ray() -> Any:
 def _train_here(cell: Cell, place: str) -> str:
     """Train one cell on the machine of a worker; return its results as JSON."""
     base = Path(tempfile.gettempdir()) / place
-    base.mkdir(parents=True, exist_ok=True)
+    _claim(base)
     os.chdir(base)  # the caches that a configuration names with a relative path belong here too
     results = as_json(train_cell(cell, base / cell.name))
     shutil.rmtree(base / cell.name, ignore_errors=True)
     return results
+
+
+def _claim(folder: Path) -> None:
+    """Create a folder for this user alone, or refuse one that others could have filled."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(
+            f"{folder} is not a folder that only you can write to, so someone else may have put "
+            "checkpoints there: remove it, or set TMPDIR to a folder of your own on that machine"
+        )
 
 
 def _gather(ray: Any, running: dict[Any, str], store: Path, work: Path, say: Say) -> list[str]:

@@ -174,11 +174,16 @@ def _encode(
 ) -> None:
     """Count, number, and write; the folder appears when it is complete."""
     partial = place.with_name(f".{place.name}.{os.getpid()}")
-    partial.mkdir(parents=True, exist_ok=True)
     try:
+        partial.mkdir(parents=True, exist_ok=True)
         _write_encoded(files, partial, level, scope, limits)
         with contextlib.suppress(OSError):  # another process was faster
             os.replace(partial, place)
+    except OSError as error:
+        raise OSError(
+            f"cannot encode the text into the cache {place.parent}: {error}. Nothing was kept "
+            "of it; free some space, or choose another cache"
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -202,12 +207,10 @@ def _write_encoded(
     numbers = {word: i for i, word in enumerate(words)}
     unknown = numbers.get(UNKNOWN, -1)
     for split, path in files.items():
-        out = np.lib.format.open_memmap(
-            place / f"{split}.npy", mode="w+", dtype=np.int32, shape=(lengths[split],)
-        )
-        at = 0
-        for line in _limited(tokenise(path, level), limits.get(split)):
-            out[at : at + len(line)] = [numbers.get(word, unknown) for word in line]
-            at += len(line)
-        out.flush()
+        shape = {"descr": "<i4", "fortran_order": False, "shape": (lengths[split],)}
+        # Plain writes, because a full disk is an error to them and a SIGBUS to a memory map.
+        with (place / f"{split}.npy").open("wb") as out:
+            np.lib.format.write_array_header_1_0(out, shape)
+            for line in _limited(tokenise(path, level), limits.get(split)):
+                out.write(np.array([numbers.get(w, unknown) for w in line], "<i4").tobytes())
     (place / "words.json").write_text(json.dumps(words))
