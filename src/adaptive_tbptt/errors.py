@@ -5,7 +5,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 
-__all__ = ["CheckpointError", "TrainingError", "TruncationWarning", "unknown_name"]
+__all__ = [
+    "CheckpointError",
+    "DamagedFileError",
+    "TrainingError",
+    "TruncationWarning",
+    "unknown_name",
+]
 
 
 class TruncationWarning(UserWarning):
@@ -18,6 +24,10 @@ class TrainingError(Exception):
 
 class CheckpointError(Exception):
     """A checkpoint could not be written, read or loaded into this model. The message says why."""
+
+
+class DamagedFileError(ValueError):
+    """A file is not what a run writes. The message names it and says what is wrong."""
 
 
 def unknown_name(name: str, known: Collection[str], what: str) -> ValueError:
