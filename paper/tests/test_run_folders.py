@@ -32,6 +32,7 @@ def test_a_run_without_its_last_checkpoint_is_not_overwritten(tmp_path, option):
     assert all(p.read_bytes() == content for p, content in before.items())
 
 
+@pytest.mark.filterwarnings("default:.*lines that its checkpoint counts")
 @pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/last.safetensors", "config.toml"])
 def test_damage_names_its_file_and_is_not_wrong_use(tmp_path, name):
     out = tmp_path / "run"
