@@ -75,6 +75,14 @@ def test_the_bias_of_a_model_of_ones_own(mine):
     assert list(mine.glob("*.jsonl")) == []  # there is no run to keep it with
 
 
+def test_long_lines_are_not_wrapped_where_they_are_piped():
+    said = "import warnings; from adaptive_tbptt import cli_errors as c; c.set_up()"
+    said += "; warnings.warn('x ' * 60); c.OUT.print('y ' * 60)"
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    assert done.stderr.count("\n") == 1
+    assert done.stdout.count("\n") == 1
+
+
 def open_run(folder):
     """Stand in for a package that knows folders with a file `mine.txt`."""
     if not (folder / "mine.txt").exists():

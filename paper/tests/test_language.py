@@ -72,6 +72,7 @@ def test_the_cache_is_used_until_the_text_changes(folder):
     places = list((folder.parent / "cache").iterdir())
     assert isinstance(first.tokens["train"], np.memmap)
     words = places[0] / "words.json"
+    (places[0] / "sha256.json").unlink()  # as before caches had checksums
     words.write_text(json.dumps(["changed", *first.words[1:]]))
     assert read(folder).words[0] == "changed"
     (folder / "train.txt").write_text("other words\n")
@@ -101,6 +102,20 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing_behind(folder):
     assert done.returncode == 0, done.stderr  # not -7, SIGBUS
     assert f"cannot encode the text into the cache {cache}: [Errno 28]" in done.stdout
     assert "left: []" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["words.json", "train.npy", "sha256.json"])
+def test_a_damaged_cache_is_made_anew(folder, name):
+    first = read(folder)
+    (place,) = (folder.parent / "cache").iterdir()
+    sound = (place / name).read_bytes()
+    for damage in (sound[:-1], bytes([*sound[:-3], sound[-3] ^ 1, *sound[-2:]])):
+        (place / name).write_bytes(damage)
+        with pytest.warns(UserWarning, match=f"{place.name} is damaged: the text is encoded again"):
+            again = read(folder)
+        assert again.words == first.words
+        assert again.decode(again.tokens["train"]) == first.decode(first.tokens["train"])
+        assert (place / name).read_bytes() == sound
 
 
 def test_missing_and_truncated_files_are_named(folder):

@@ -21,6 +21,55 @@ def test_what_was_refused_can_be_started_anew(tmp_path):
     assert "already holds a run" in train("--k", "4", "--out", out, code=2)
 
 
+@pytest.mark.parametrize("option", [[], ["--resume"]])
+def test_a_run_without_its_last_checkpoint_is_not_overwritten(tmp_path, option):
+    out = tmp_path / "run"
+    train("--k", "4", "--out", str(out))
+    (out / "checkpoints" / "last.safetensors").unlink()
+    before = {p: p.read_bytes() for p in out.rglob("*.*") if p.is_file() and p.name != ".lock"}
+    text = train("--k", "4", "--out", str(out), *option, code=1 if option else 2)
+    assert "holds a run" in text
+    assert all(p.read_bytes() == content for p, content in before.items())
+
+
+@pytest.mark.filterwarnings("default:.*lines that its checkpoint counts")
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/last.safetensors", "config.toml"])
+def test_damage_names_its_file_and_is_not_wrong_use(tmp_path, name):
+    out = tmp_path / "run"
+    train("--k", "4", "--out", str(out))
+    path = out / name
+    path.write_bytes(b"\xff{" + path.read_bytes()[2:])
+    if name == "metrics.jsonl":
+        assert "line 1 of" in ask("report", str(out), code=1)
+        text = train("--k", "4", "--out", str(out), "--resume", "--epochs", "3")
+        assert "restored 1 from the checkpoint" in text
+        assert len(read_rows(path)) == 3
+    else:
+        text = train("--k", "4", "--out", str(out), "--resume", code=1)
+        assert str(path) in text.replace("\n", "")
+
+
+def test_a_name_may_hold_anything_and_figures_replace_links(tmp_path):
+    out, target = tmp_path / "run", tmp_path / "precious"
+    target.write_text("kept")
+    out.mkdir()
+    for name in ("run.png", "decay.png"):
+        (out / name).symlink_to(target)
+    train("--k", "4", "--out", str(out), "--name", r"$\bad{$")
+    assert target.read_text() == "kept"
+    for name in ("run.png", "decay.png"):
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_check_is_shown_though_it_cannot_be_kept(tmp_path):
+    out = tmp_path / "run"
+    train("--k", "4", "--out", str(out))
+    (out / "check_bias.jsonl").mkdir()
+    text = ask("check-bias", str(out), "--delta", "0.5", "--segments", "6", code=1)
+    assert "delta=0.5 is" in text
+    assert "the check above is not in" in text
+
+
 def test_a_run_cannot_go_back_to_fewer_epochs(tmp_path):
     out = tmp_path / "run"
     train("--k", "4", "--out", str(out))

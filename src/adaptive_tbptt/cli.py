@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from . import defaults
-from .cli_errors import errors_as_sentences, set_up
+from .cli_errors import OUT, errors_as_sentences, set_up
 
 __all__ = ["app"]
 
-_out = Console()
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -84,9 +82,9 @@ def diagnose(
         bound=bound,
         sampling=Sampling(burn_in=found.burn_in, seed=found.seed),
     )
-    _out.print(str(report), highlight=False, markup=False, soft_wrap=True)
+    OUT.print(str(report), highlight=False, markup=False, soft_wrap=True)
     report.figure(out)
-    _out.print(f"\npicture: {out}", highlight=False)
+    OUT.print(f"\npicture: {out}", highlight=False)
 
 
 @app.command(
@@ -118,7 +116,9 @@ def check_bias(
 
     found = open_target(target).changed(delta=delta, k=k, losses=losses, lags=lags)
     check = check_target(found, split=split, segments=segments)
-    _out.print(str(check), highlight=False, markup=False, soft_wrap=True)
+    OUT.print(str(check), highlight=False, markup=False, soft_wrap=True)
+    if found.folder is not None:
+        check.keep(found.folder)
 
 
 @app.command(epilog="Example: `atbptt report runs/copy-delta-0.1 runs/copy-k-10`")
@@ -132,4 +132,4 @@ def report(
     """Write one HTML file about one run or several: curves, decay, asked and achieved bias."""
     from .report import write_run_report
 
-    _out.print(f"report: {write_run_report(runs, out)}", highlight=False, soft_wrap=True)
+    OUT.print(f"report: {write_run_report(runs, out)}", highlight=False, soft_wrap=True)

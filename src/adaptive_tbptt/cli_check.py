@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from .diagnosis import BiasCheck, Sampling
@@ -14,6 +15,7 @@ from .estimate import Curve, TruncationDecision, choose_truncation, levels_up_to
 from .measure import LagRequest
 from .model import Objective
 from .run_targets import RunTarget
+from .train.files import append_line
 
 
 @dataclass(frozen=True)
@@ -67,13 +69,22 @@ class TargetCheck:
             "verdict": found.verdict(self.delta),
         }
 
+    def keep(self, folder: Path) -> None:
+        """Add the check to the `check_bias.jsonl` of a run folder."""
+        path = folder / "check_bias.jsonl"
+        try:
+            append_line(path, json.dumps(self.record()))
+        except OSError as error:
+            raise OSError(
+                f"the check above is not in {path}, so a report will not show it: {error}"
+            ) from error
+
 
 def check_target(target: RunTarget, *, split: str, segments: int) -> TargetCheck:
     """Measure the bias at the target's K on segments of its data that are drawn anew.
 
     Args:
-        target: with `k` and `delta`. If it has a folder, the check is added to the
-            `check_bias.jsonl` there.
+        target: with `k` and `delta`.
         split: whose data; the promise is about the gradient of the training data.
         segments: random segments to compare gradients on.
     """
@@ -106,8 +117,4 @@ def check_target(target: RunTarget, *, split: str, segments: int) -> TargetCheck
         choice = choose_truncation(curve, delta=delta, k_min=target.k_min, k_max=k_max)
         gauges[name] = (curve.relative_at(k), choice)
     checks = check_of(single, k), check_of(several, k)
-    check = TargetCheck(target.epoch, delta, *checks, gauges, split)
-    if target.folder is not None:
-        with (target.folder / "check_bias.jsonl").open("a") as file:
-            file.write(json.dumps(check.record()) + "\n")
-    return check
+    return TargetCheck(target.epoch, delta, *checks, gauges, split)

@@ -5,6 +5,7 @@ This module needs typer and rich, the extra `cli`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import warnings
@@ -15,13 +16,29 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from .errors import CheckpointError, TrainingError
+from .errors import CheckpointError, DamagedFileError, TrainingError
 from .train.interrupt import termination_as_interrupt
 
-__all__ = ["ERR", "errors_as_sentences", "set_up"]
+__all__ = ["ERR", "OUT", "errors_as_sentences", "set_up"]
 
 _debug: ContextVar[bool] = ContextVar("debug", default=False)
-ERR = Console(stderr=True)
+
+
+class _Output(Console):
+    """Prints text as it is, unwrapped where it is piped. Work goes on when nobody can read it."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print; drop everything from the first failure on."""
+        try:
+            super().print(*objects, **{"soft_wrap": not self.is_terminal, **options})
+        except (OSError, SystemExit):  # rich ends the process where a pipe is closed
+            self.quiet = True
+            # Python would fail once more, when it flushes what is left at its end.
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
+
+ERR, OUT = _Output(stderr=True), _Output()
 
 
 def set_up(debug: bool = False) -> None:
@@ -50,6 +67,8 @@ def errors_as_sentences(
         except KeyboardInterrupt:
             ERR.print(interrupted)
             raise typer.Exit(130) from None
+        except DamagedFileError as error:
+            _fail(error, 1)
         except (ValueError, TypeError, ImportError, AssertionError) as error:
             _fail(error, 2)
         except (TrainingError, CheckpointError, OSError, RuntimeError) as error:

@@ -6,7 +6,14 @@ import difflib
 from collections.abc import Collection
 from numbers import Integral
 
-__all__ = ["CheckpointError", "TrainingError", "TruncationWarning", "require_whole", "unknown_name"]
+__all__ = [
+    "CheckpointError",
+    "DamagedFileError",
+    "TrainingError",
+    "TruncationWarning",
+    "require_whole",
+    "unknown_name",
+]
 
 
 class TruncationWarning(UserWarning):
@@ -19,6 +26,10 @@ class TrainingError(Exception):
 
 class CheckpointError(Exception):
     """A checkpoint could not be written, read or loaded into this model. The message says why."""
+
+
+class DamagedFileError(ValueError):
+    """A file is not what a run writes. The message names it and says what is wrong."""
 
 
 def unknown_name(name: str, known: Collection[str], what: str) -> ValueError:

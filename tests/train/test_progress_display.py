@@ -43,6 +43,13 @@ def test_a_live_bar_on_a_terminal_shows_rate_and_time_left(monkeypatch):
     assert "━" in text
 
 
+def test_the_bar_goes_away_at_the_end(monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.setenv("TERM", "xterm")
+    text = show(Terminal())
+    assert "━" not in text[text.rindex("\x1b[2K") :]  # nothing is drawn after the last erasure
+
+
 @pytest.mark.parametrize("file", [StringIO, Terminal])
 def test_plain_lines_without_rich(file, monkeypatch):
     monkeypatch.setitem(sys.modules, "rich", None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -52,6 +54,25 @@ def test_training_says_that_the_lags_are_too_few():
     tbptt = at.AdaptiveTBPTT(Leaks([0.9] * 5), nn.functional.mse_loss, rule)
     with pytest.warns(at.TruncationWarning, match="measure more lags"):
         tbptt.estimate(stream())
+
+
+def test_each_outcome_is_warned_of_once_however_often_it_comes_back():
+    rule = at.BiasTolerance(0.1, k_max=10, lags=30, gauge=PAPER)
+    model, data = Leaks([1.01] * 5), stream()
+    tbptt = at.AdaptiveTBPTT(model, nn.functional.mse_loss, rule)
+
+    def estimates(tbptt):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for decay in (1.01, 0.3, 1.01, 0.3, 1.01):
+                model.decay.data.fill_(decay)
+                tbptt.estimate(data)
+        return [w for w in caught if "does not decay" in str(w.message)]
+
+    assert len(estimates(tbptt)) == 1
+    resumed = at.AdaptiveTBPTT(model, nn.functional.mse_loss, rule)
+    resumed.load_state_dict(tbptt.state_dict())
+    assert estimates(resumed) == []
 
 
 def test_nothing_is_said_where_all_is_well():

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from adaptive_tbptt.cli_errors import errors_as_sentences, set_up
+from adaptive_tbptt.cli_errors import OUT, errors_as_sentences, set_up
 from adaptive_tbptt.errors import TrainingError, unknown_name
 
 from .experiments.paper import EXPERIMENTS
@@ -29,9 +28,6 @@ EXAMPLES = {
     "language": "atbptt-paper train language --preset ptb-small --data FOLDER --delta 0.1",
     "point-process": "atbptt-paper train point-process --preset quick --data FOLDER --delta 0.1",
 }
-
-
-_out = Console()
 
 
 sentences = functools.partial(
@@ -98,6 +94,9 @@ def _add_train(task: str) -> None:
             bool, typer.Option("--resume", help="Go on with the run in --out.")
         ] = False,
         device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+        rank_timeout: Annotated[
+            float, typer.Option(help="Seconds until a process of torchrun counts as hung.")
+        ] = 300.0,
         **given: Any,
     ) -> None:
         from adaptive_tbptt.distributed import present_ranks, process_group
@@ -113,7 +112,7 @@ def _add_train(task: str) -> None:
         config = preset_of(presets, preset).changed(**given)
         setting = config.setting.replace("=", "-").lower()
         folder = out or Path("runs") / f"{task}-{setting}"
-        with process_group(device) as own_device:
+        with process_group(device, rank_timeout) as own_device:
             leads = present_ranks().leads
             if leads and resume and not (folder / "config.toml").exists():
                 raise ValueError(f"there is no run to resume in {folder}")
@@ -122,13 +121,13 @@ def _add_train(task: str) -> None:
             return
         write_report(config, result)
         best, score = result.best, config.score
-        _out.print(
+        OUT.print(
             f"\n{config.setting}: best validation {SCORES[score]} {shown(best[f'valid_{score}'])}, "
             f"test {shown(best.get(f'test_{score}'))}, after epoch {result.fit.best_epoch}",
             highlight=False,
         )
-        _out.print(str(result.diagnosis), highlight=False, markup=False, soft_wrap=True)
-        _out.print(
+        OUT.print(str(result.diagnosis), highlight=False, markup=False, soft_wrap=True)
+        OUT.print(
             f"\nsummary: {folder / 'summary.md'}\npicture: {folder / 'run.png'}", highlight=False
         )
 
@@ -200,7 +199,7 @@ def reproduce(
     folder = out or Path("results") / f"{name}{suffix}"
     failed: list[str] = []
     if not tables_only:
-        stamp = lambda text: _out.print(text, highlight=False, markup=False)  # noqa: E731
+        stamp = lambda text: OUT.print(text, highlight=False, markup=False)  # noqa: E731
         work = work or Path("runs") / folder.name
         waiting = [c for c in cells if not (folder / "cells" / f"{c.name}.json").exists()]
         if waiting and executor == "local":
@@ -212,7 +211,7 @@ def reproduce(
     write_tables(chosen, finished, folder, command_of(chosen, preset, finished))
     write_figures(chosen, finished, folder)
     text = (folder / "table.md").read_text("utf-8")
-    _out.print(text, highlight=False, markup=False, soft_wrap=True)
+    OUT.print(text, highlight=False, markup=False, soft_wrap=True)
     if failed:
         raise TrainingError(f"{len(failed)} cells failed: {', '.join(failed)}")
 
@@ -238,7 +237,7 @@ def findings(
         )
     refuse_foreign(chosen, cells, chosen.presets)
     for finding in check_findings(chosen, cells):
-        _out.print(str(finding), highlight=False, markup=False, soft_wrap=True)
+        OUT.print(str(finding), highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command("find-lr", epilog="Example: `atbptt-paper find-lr copy --preset quick`")
@@ -274,7 +273,7 @@ def find_lr(
     for t in trials:
         verdict = "yes" if t.diverged else "no"
         table.add_row(f"{t.lr:g}", f"{t.first:.4f}", f"{t.last:.4f}", str(t.updates), verdict)
-    _out.print(table)
+    OUT.print(table)
     if best is None:
         raise ValueError("every rate diverged; lower --lowest")
-    _out.print(f"largest rate that does not diverge at K={config.k}: {best:g}", highlight=False)
+    OUT.print(f"largest rate that does not diverge at K={config.k}: {best:g}", highlight=False)

@@ -75,7 +75,7 @@ class _Progress:
     """Show progress on standard error, once a measurement takes longer than two seconds."""
 
     def __init__(self, show: bool) -> None:
-        self._show = show and sys.stderr.isatty()
+        self._show = show and sys.stderr is not None and sys.stderr.isatty()
         self._began, self._said = time.monotonic(), False
         self.done = 0
 

@@ -34,6 +34,9 @@ if dist.is_available():
     # has threads that crash when Python ends, so import the module now, while there is no group.
     importlib.import_module("torch.distributed.nn")
 
+# Arbitrary: torch's own is 30 minutes for gloo and 10 for NCCL, long for a person who waits.
+RANK_TIMEOUT = 300.0
+
 Flags = NDArray[np.bool_]
 Packed = list[list[Any]]  # steps and the leaves of their states, as a checkpoint holds them
 
@@ -244,13 +247,16 @@ def present_ranks() -> Ranks:
 
 
 @contextmanager
-def process_group(device: str = "cpu", timeout: float = 600.0) -> Iterator[str]:
+def process_group(device: str = "cpu", timeout: float = RANK_TIMEOUT) -> Iterator[str]:
     """Join the processes that `torchrun` started, if it did; yield this one's device.
 
     Args:
         device: cpu, or cuda for one GPU per process.
-        timeout: seconds after which a rank that does not answer counts as dead.
+        timeout: seconds after which a rank that does not answer counts as dead. It must exceed
+            what the first rank takes to write a checkpoint, for which the others wait.
     """
+    if timeout <= 0:
+        raise ValueError(f"the timeout must be positive, got {timeout} seconds")
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield device
         return

@@ -6,7 +6,7 @@ import math
 import warnings
 import weakref
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from .carried_states import CarriedStates
 from .estimates import Estimate
 from .window import Span, Tally, Window
 
+FIELDS = fields(Estimate)
 LOOK_STEPS = 64  # arbitrary: enough to meet a mask or a sequence's end, cheap beside an epoch
 
 
@@ -156,6 +157,7 @@ class AdaptiveTBPTT:
         self.burn_in = burn_in
         self.truncation: TruncationState = self.controller.init()
         self.history: list[Estimate] = []
+        self._outcomes: set[str] = set()  # those in the history: each is warned of once
         self.evidence: Evidence | None = None
         self.probed_steps = 0
         self._tally, self._carried = Tally(), CarriedStates()
@@ -256,15 +258,16 @@ class AdaptiveTBPTT:
             plan=self._plan,
         )
         evidence = request.measure(source)
-        before, self.evidence = self.truncation.decision, evidence
+        self.evidence = evidence
         self.truncation = self.ranks.share(self.controller.update(self.truncation, evidence))
         self.probed_steps += request.batches * (self.burn_in + request.steps)
         self._tally.since_estimate = 0
-        estimate, decision = Estimate.of(self.truncation, self.trained_steps), None
-        if estimate is not None:
-            self.history.append(estimate)
-            decision = self.truncation.decision
-        news = decision is not None and (before is None or before.outcome != decision.outcome)
+        estimate = Estimate.of(self.truncation, self.trained_steps)
+        if estimate is None:
+            return evidence
+        self.history.append(estimate)
+        decision, news = self.truncation.decision, estimate.outcome not in self._outcomes
+        self._outcomes.add(estimate.outcome)
         if decision is not None and news and self.ranks.leads:
             concern = what_to_do(evidence, decision)
             if concern is not None:
@@ -280,7 +283,8 @@ class AdaptiveTBPTT:
         return {
             "control": self.truncation.to_dict(),
             "trajectory": self._carried.state_dict(self.ranks, self.recurrent),
-            "history": [asdict(e) for e in self.history],
+            # A list per field: there may be many estimates, and names for each would add up.
+            "history": {f.name: [getattr(e, f.name) for e in self.history] for f in FIELDS},
             "trained_steps": self.trained_steps,
             "probed_steps": self.probed_steps,
             "since_estimate": self._tally.since_estimate,
@@ -292,7 +296,12 @@ class AdaptiveTBPTT:
         """Go on from a saved state; the stream's own must be loaded too."""
         self.truncation = TruncationState.from_dict(saved["control"])
         self._carried.load_state_dict(saved["trajectory"])
-        self.history = [Estimate(**e) for e in saved["history"]]
+        past = saved["history"]
+        if isinstance(past, dict):
+            self.history = [Estimate(*e) for e in zip(*(past[f.name] for f in FIELDS), strict=True)]
+        else:  # before, it was a list of dicts
+            self.history = [Estimate(**e) for e in past]
+        self._outcomes = {e.outcome for e in self.history}
         self._tally = Tally(saved["trained_steps"], saved["since_estimate"], tuple(saved["reach"]))
         self.probed_steps = saved["probed_steps"]
         self._stream = None

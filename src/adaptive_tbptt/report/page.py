@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..errors import DamagedFileError
 from ..train.files import write_text
 from ..train.provenance import version
 from .asked_chart import asked_chart
@@ -34,7 +35,7 @@ def write_run_report(folders: Sequence[Path], out: Path | None = None) -> Path:
         page = render(runs)
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:
         where = ", ".join(map(str, folders))
-        raise ValueError(
+        raise DamagedFileError(
             "a value in metrics.jsonl, check_bias.jsonl, starts.jsonl or config.toml of "
             f"{where} is not what a run writes ({type(error).__name__}: {error}): mend the file, "
             "or leave that run out"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import DamagedFileError
 from ..train.files import each_row, read_rows, read_toml
 
 Row = dict[str, Any]
@@ -137,7 +138,7 @@ def read_run(folder: Path, name: str) -> Run:
                 if "repeats" in row:
                     repeats.add(_mean_of_repeats(row))
     except ValueError as error:
-        raise ValueError(f"{path} is not what a run writes: {error}") from None
+        raise DamagedFileError(f"{path} is not what a run writes: {error}") from None
     if not len(epochs):
         raise ValueError(f"{path} holds no finished epoch: there is nothing to report yet")
     config = folder / "config.toml"

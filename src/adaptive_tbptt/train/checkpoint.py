@@ -1,12 +1,14 @@
 """Checkpoints: one safetensors file each, written atomically. Loading one runs no code from it.
 
-The file's metadata hold the nest of dicts, lists and numbers around the tensors, as JSON.
+The nest of dicts, lists and numbers around the tensors is JSON, in a tensor of bytes: the header
+of a safetensors file must stay small. The metadata hold the SHA-256 of the file, so that one
+flipped bit is noticed. Files of version 1 have the nest in the metadata, and no checksum.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,10 +18,11 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .files import replacing
+from .files import replacing, sync
 
 FORMAT = "adaptive-tbptt checkpoint"
-VERSION = 1  # raised when an older release could no longer read what this one writes
+VERSION = 2  # raised when an older release could no longer read what this one writes
+BLANK = "0" * 64  # what stands for the checksum while it is computed
 
 
 def require_safetensors() -> None:
@@ -49,35 +52,54 @@ def save(path: str | Path, nest: Any) -> None:
 
     path = Path(path)
     tensors: dict[str, Tensor] = {}
-    text = json.dumps(_encode(nest, tensors))
+    text = json.dumps(_encode(nest, tensors)).encode()
+    tensors["nest"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    meta = {"format": FORMAT, "version": str(VERSION), "sha256": BLANK}
     try:
         with replacing(path) as partial:
-            save_file(tensors, partial, {"format": FORMAT, "version": str(VERSION), "nest": text})
-            _sync(partial)  # before the rename: the name must never stand for data still in a cache
-        _sync(path.parent)
+            save_file(tensors, partial, meta)
+            digest, place = _digest(partial, BLANK)
+            with partial.open("r+b") as file:
+                file.seek(place)
+                file.write(digest.encode())
+            sync(partial)  # before the rename: the name must never stand for data still in a cache
+        sync(path.parent)
     except (OSError, SafetensorError) as error:
         kept = "; the checkpoint before it is intact" if path.exists() else ""
         raise CheckpointError(f"cannot write {path}: {error}{kept}") from error
 
 
 def load(path: str | Path) -> Any:
-    """Read what `save` wrote; tensors are on the CPU."""
+    """Read what `save` wrote; tensors are on the CPU. A damaged file is refused."""
     require_safetensors()
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
             meta = file.metadata() or {}
             if meta.get("format") != FORMAT:
                 raise CheckpointError(f"{path} is not a checkpoint of adaptive-tbptt")
-            if int(meta["version"]) > VERSION:
+            version = int(meta["version"])
+            if version > VERSION:
                 raise CheckpointError(
-                    f"{path} has format version {meta['version']}, this release reads up to "
+                    f"{path} has format version {version}, this release reads up to "
                     f"{VERSION}: update adaptive-tbptt"
                 )
-            return _decode(json.loads(meta["nest"]), file.get_tensor)
-    except (OSError, SafetensorError) as error:
+            if version == 1:
+                return _decode(json.loads(meta["nest"]), file.get_tensor)
+            if _digest(Path(path), meta["sha256"])[0] != meta["sha256"]:
+                raise ValueError("its bytes do not match its checksum")
+            text = file.get_tensor("nest").numpy().tobytes()
+            return _decode(json.loads(text), file.get_tensor)
+    except CheckpointError:
+        raise
+    except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
+    except Exception as error:  # what a damaged file raises depends on where the damage is
+        raise CheckpointError(
+            f"{path} is damaged ({error}): put a copy back in its place, or train anew in another "
+            "folder. A resumed run writes best.safetensors again"
+        ) from error
 
 
 def load_model(module: torch.nn.Module, saved: dict[str, Tensor], source: str | Path) -> None:
@@ -108,12 +130,15 @@ def load_model(module: torch.nn.Module, saved: dict[str, Tensor], source: str | 
     module.load_state_dict(saved)
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _digest(path: Path, stated: str) -> tuple[str, int]:
+    """Return the SHA-256 of a file with its stated one left blank, and where that stands."""
+    with path.open("rb") as file:
+        header = file.read(8)
+        header += file.read(int.from_bytes(header, "little"))
+        sha = hashlib.sha256(header.replace(stated.encode(), BLANK.encode(), 1))
+        while block := file.read(1 << 20):
+            sha.update(block)
+    return sha.hexdigest(), header.find(stated.encode())
 
 
 def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..errors import DamagedFileError
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -18,6 +20,7 @@ def replacing(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     # The process id keeps two writers from sharing one half-written file.
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.unlink(missing_ok=True)  # a link planted there would lead the writer elsewhere
     try:
         yield partial
         os.replace(partial, path)
@@ -29,6 +32,22 @@ def write_text(path: Path, text: str) -> None:
     """Write a file, whole or not at all; its folder is created if need be."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+def append_line(path: Path, text: str) -> None:
+    """Add a line to a file, which may not be a symbolic link to another."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+    with open(os.open(path, flags, 0o666), "w", encoding="utf-8") as file:
+        file.write(f"{text}\n")
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -47,14 +66,16 @@ def each_row(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if bad:
-                raise ValueError(f"line {bad} of {path} is not JSON")
+                raise DamagedFileError(f"line {bad} of {path} is not JSON: remove or mend it")
             try:
                 row = json.loads(line)
-            except ValueError:  # no JSON, or no text
+            except (ValueError, RecursionError):  # no JSON, or no text
                 bad = number
                 continue
             if not isinstance(row, dict):
-                raise ValueError(f"line {number} of {path} is not a JSON object")
+                raise DamagedFileError(
+                    f"line {number} of {path} is not a JSON object: remove or mend it"
+                )
             yield row
 
 
@@ -76,4 +97,4 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
+        raise DamagedFileError(f"{path} cannot be read: {error}. Mend the file") from None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import os
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,14 +32,17 @@ class JsonlLogger:
         path: the file; its folder is created if need be.
         keep: how many lines of an existing file to keep. A resumed run drops the lines written
             after its checkpoint, because it will write them again.
+        known: rows to restore where fewer than `keep` lines are left; a warning says so.
 
     Attributes:
         lines: number of lines in the file.
     """
 
-    def __init__(self, path: str | Path, keep: int = 0) -> None:
+    def __init__(self, path: str | Path, keep: int = 0, known: Sequence[Metrics] = ()) -> None:
         self.path = Path(path)
-        lines = self.path.read_text().splitlines()[:keep] if keep and self.path.exists() else []
+        lines = [line for line in _lines(self.path)[:keep] if _row(line) is not None]
+        if len(lines) < keep:
+            lines = _restored(self.path, lines, keep, known)
         write_text(self.path, "".join(f"{line}\n" for line in lines))
         self.lines = len(lines)
         self._file = self.path.open("a")
@@ -48,9 +53,43 @@ class JsonlLogger:
         self._file.flush()
         self.lines += 1
 
+    def sync(self) -> None:
+        """Wait until all lines are on disk."""
+        os.fsync(self._file.fileno())
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(errors="replace").splitlines() if path.exists() else []
+
+
+def _row(line: str) -> dict[str, Any] | None:
+    """Return the row that a line holds; None where the line is damaged."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and {"step", "event", "epoch"} <= row.keys() else None
+
+
+def _restored(path: Path, lines: list[str], keep: int, known: Sequence[Metrics]) -> list[str]:
+    """Add the rows that are known and not among the lines, in the order of training."""
+    rows = [(row, line) for line in lines if (row := _row(line))]
+    left = {(row["event"], row["step"]) for row, _ in rows}
+    missing = [plain(row) for row in known if (row["event"], row["step"]) not in left]
+    rows += [(row, json.dumps(row)) for row in missing]
+    rows.sort(key=lambda pair: (pair[0]["step"], pair[0]["epoch"]))
+    lost = keep - len(rows)
+    warnings.warn(
+        f"{path} has {len(lines)} of the {keep} lines that its checkpoint counts: restored "
+        f"{len(missing)} from the checkpoint, which knows of an estimate only K, beta, the bias "
+        f"and the outcome{f'; {lost} are lost' if lost > 0 else ''}",
+        stacklevel=2,
+    )
+    return [line for _, line in rows]
 
 
 def plain(value: Any) -> Any:

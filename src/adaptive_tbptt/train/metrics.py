@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,7 @@ def epoch_metrics(trainer: Trainer, length: int | None, valid_loss: float | None
     tbptt = trainer.tbptt
     decision = tbptt.truncation.decision
     return {
+        "step": tbptt.trained_steps,
         "event": "epoch",
         "epoch": trainer.epoch,
         "data_passes": None if length is None else tbptt.data_steps / length,
@@ -85,3 +87,24 @@ def estimate_metrics(trainer: Trainer) -> dict[str, Any]:
         "tau": decision.tau,
         **tbptt.controller.brief(tbptt.truncation, evidence),
     }
+
+
+def known_rows(trainer: Trainer) -> list[dict[str, Any]]:
+    """Return the rows of `metrics.jsonl` as far as a checkpoint knows them."""
+    epochs = trainer.history
+    if any("step" not in row for row in epochs):  # from a checkpoint of before
+        return []
+    ends = [row["step"] for row in epochs]
+    estimates = [
+        {
+            "step": e.step,
+            "event": "estimate",
+            "epoch": bisect.bisect_right(ends, e.step) + 1,
+            "k": e.k,
+            "beta": e.beta,
+            "relative_bias": e.relative_bias,
+            "outcome": e.outcome,
+        }
+        for e in trainer.tbptt.history
+    ]
+    return [*epochs, *estimates]

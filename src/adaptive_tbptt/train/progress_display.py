@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any, TextIO
 
@@ -46,20 +46,28 @@ class ProgressDisplay:
     def __init__(
         self, total: int | None, done: int = 0, *, show: bool = True, file: TextIO | None = None
     ) -> None:
-        self._total, self._start, self._show = total, done, show
         self._file = sys.stderr if file is None else file
+        show = show and self._file is not None  # Python has no stderr where it was closed before
+        self._total, self._start, self._show = total, done, show
         self._began = self._last = time.monotonic()
         live = show and self._file.isatty() and find_spec("rich") is not None
         self._bar = _live_bar(total, done, self._file) if live else None
 
     def __enter__(self) -> ProgressDisplay:
         if self._bar is not None:
-            self._bar.start()
+            self._try(self._bar.start)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            self._try(self._bar.stop)
+
+    def _try(self, show: Callable[..., Any], *args: Any, **options: Any) -> None:
+        """Show something; where nobody can see it any more, show nothing from then on."""
+        try:
+            show(*args, **options)
+        except (OSError, ValueError, SystemExit):  # SystemExit: rich, where a pipe is closed
+            self._show, self._bar = False, None
 
     @property
     def wants_update(self) -> bool:
@@ -73,7 +81,8 @@ class ProgressDisplay:
         rate = (done - self._start) / max(self._last - self._began, 1e-9)
         line = f"{text}  {rate:.0f} steps/s"
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=done, description=line)
+            task = self._bar.task_ids[0]
+            self._try(self._bar.update, task, completed=done, description=line)
             return
         if self._total is not None and rate > 0.0:
             seconds = int((self._total - done) / rate)
@@ -83,9 +92,9 @@ class ProgressDisplay:
     def say(self, text: str) -> None:
         """Print a line that stays."""
         if self._bar is not None:
-            self._bar.console.print(text, highlight=False, markup=False)
+            self._try(self._bar.console.print, text, highlight=False, markup=False)
         elif self._show:
-            print(text, file=self._file, flush=True)
+            self._try(print, text, file=self._file, flush=True)
 
 
 def _live_bar(total: int | None, done: int, file: TextIO) -> Any:
@@ -98,6 +107,7 @@ def _live_bar(total: int | None, done: int, file: TextIO) -> Any:
         BarColumn(bar_width=20),
         TimeRemainingColumn(),
         console=Console(file=file),
+        transient=True,
     )
     bar.add_task("", total=total, completed=done)
     return bar

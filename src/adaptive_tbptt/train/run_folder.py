@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import CheckpointError, TrainingError
 from . import checkpoint
+from .files import append_line
 from .loggers import JsonlLogger, Logger, Metrics, TensorBoardLogger
 from .provenance import origin, version
 
@@ -20,6 +21,23 @@ try:
     import fcntl
 except ImportError:  # Windows has no fcntl; there, two processes can write to one folder
     fcntl = None  # type: ignore[assignment]
+
+# What a killed run leaves half-written; only the process that holds the lock writes these.
+PARTIAL = ("checkpoints/.*.partial", ".metrics.jsonl.*.partial", ".config.toml.*.partial")
+
+_locks: list[Any] = []  # files that this process holds locked
+
+
+def _close_locks() -> None:
+    for file in _locks:
+        file.close()
+    _locks.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    # A lock lasts as long as any process has its file open: the workers of a DataLoader would
+    # hold it after the death of the run that forked them.
+    os.register_at_fork(after_in_child=_close_locks)
 
 
 class RunFolder:
@@ -66,7 +84,9 @@ class RunFolder:
             return
         with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
-            file = (self.path / ".lock").open("w")
+            # Not through a link, and nothing is emptied: whatever lies there stays as it is.
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+            file = os.fdopen(os.open(self.path / ".lock", flags, 0o666))
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -77,7 +97,24 @@ class RunFolder:
                 ) from error
             except OSError:  # the file system has no locks: train without one
                 pass
-            yield
+            _locks.append(file)
+            try:
+                with self._writing():
+                    for partial in (p for name in PARTIAL for p in self.path.glob(name)):
+                        partial.unlink(missing_ok=True)
+                yield
+            finally:
+                if file in _locks:  # not so in a forked process
+                    _locks.remove(file)
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run has left a checkpoint or metrics here."""
+        if self.path is None:
+            return False
+        metrics = self.path / "metrics.jsonl"
+        saved = any((self.path / "checkpoints").glob("*.safetensors"))
+        return saved or (metrics.exists() and metrics.stat().st_size > 0)
 
     def last(self, resume: bool) -> Any:
         """Return the last checkpoint, or None if there is none; refuse to overwrite a run."""
@@ -86,8 +123,14 @@ class RunFolder:
             if resume:
                 raise ValueError("resume needs a run_dir to resume from")
             return None
-        if not path.exists():
+        if not self.holds_run:
             return None
+        # The first checkpoint is written before the first metrics, so it was there.
+        if not path.exists():
+            raise TrainingError(
+                f"{path} is missing, but {self.path} holds a run: put a copy of the checkpoint "
+                "back, or train in another folder"
+            )
         if not resume:
             raise TrainingError(
                 f"{self.path} already holds a run: continue it with resume=True, or use another "
@@ -95,16 +138,20 @@ class RunFolder:
             )
         return checkpoint.load(path)
 
-    def open(self, keep: int = 0) -> None:
-        """Open the metrics, keep their first `keep` lines, and note the start in `starts.jsonl`."""
+    def open(self, keep: int = 0, known: Sequence[Metrics] = ()) -> None:
+        """Open the metrics and note the start in `starts.jsonl`.
+
+        Args:
+            keep: lines of the metrics that belong to the checkpoint.
+            known: rows that the checkpoint can restore where lines are lost.
+        """
         if self.path is None:
             return
         now = datetime.now(UTC).isoformat(timespec="seconds")
         start = json.dumps({"time": now, **origin(), "adaptive-tbptt": version()})
         with self._writing():
-            self._metrics = JsonlLogger(self.path / "metrics.jsonl", keep)
-            with (self.path / "starts.jsonl").open("a") as file:
-                file.write(f"{start}\n")
+            append_line(self.path / "starts.jsonl", start)
+            self._metrics = JsonlLogger(self.path / "metrics.jsonl", keep, known)
 
     @property
     def lines(self) -> int:
@@ -122,6 +169,9 @@ class RunFolder:
         path = self.file(name)
         if path is None:
             return
+        if self._metrics is not None:
+            with self._writing():
+                self._metrics.sync()  # the checkpoint counts their lines
         try:
             checkpoint.save(path, nest)
         except CheckpointError as error:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ..data.stream import Stream, require_stream
-from ..errors import TrainingError
+from ..errors import CheckpointError, TrainingError
 from ..loop.adaptive import AdaptiveTBPTT
 from ..loop.clipping import Clip
 from ..loop.evaluation import evaluate_sum, mean_loss
@@ -25,7 +25,7 @@ from ..loop.window import Window
 from . import training_state
 from .interrupt import DeferredInterrupt
 from .loggers import Logger, Metrics, plain
-from .metrics import LossMean, epoch_metrics, estimate_metrics
+from .metrics import LossMean, epoch_metrics, estimate_metrics, known_rows
 from .progress_display import ProgressDisplay, describe
 from .run_folder import RunFolder
 
@@ -83,7 +83,7 @@ class Trainer:
         checkpoint_seconds: time between checkpoints inside an epoch. The end of an epoch and a
             signal write one too.
         clock: returns the time in seconds.
-        loggers: further objects that receive the metrics.
+        loggers: further objects that receive the metrics. One that fails is left out from then on.
         tensorboard: write scalars for TensorBoard; None does so where it is installed.
         callbacks: each is called as `callback(trainer, metrics)` after every epoch and may add to
             the metrics. What it adds is kept in `trainer.history`.
@@ -197,7 +197,8 @@ class Trainer:
         if valid is not None:
             require_stream(valid)
         with self.folder.locked():
-            self.folder.open(keep=self._resume(train, resume))
+            keep = self._resume(train, resume)
+            self.folder.open(keep, known_rows(self) if keep else ())
             stopped = self._run_epochs(train, valid, epochs)
         return FitResult(self.epoch, stopped, self.best_epoch, self.best_loss, self.history)
 
@@ -218,14 +219,24 @@ class Trainer:
         training_state.load_weights(self.tbptt, self.best_weights, "the best epoch")
 
     def _resume(self, train: Stream, resume: bool) -> int:
-        """Load the last checkpoint, if there is one to resume; return its lines of metrics."""
+        """Load the last checkpoint, or write the first; return its lines of metrics."""
         # Only the first process has a run folder, so it reads for all of them.
         here = self.ranks.leads and (self.folder.last(resume), str(self.folder.file("last")))
         saved, source = self.ranks.share(here)
         if saved is None:
+            self._save(train)  # from now on the folder holds a run
             return 0
-        training_state.load_state_dict(self, train, saved, source)
-        return int(saved["metrics_lines"])
+        try:
+            training_state.load_state_dict(self, train, saved, source)
+            keep = int(saved["metrics_lines"])
+        except (KeyError, IndexError, AttributeError, TypeError) as error:
+            raise CheckpointError(
+                f"{source} does not hold a whole run ({type(error).__name__}: {error}): put a copy "
+                "back in its place, or train anew in another folder"
+            ) from error
+        if self.best_weights:  # the file may be missing or damaged
+            self.folder.save("best", self.best_weights[0])
+        return keep
 
     def _run_epochs(self, train: Stream, valid: Stream | None, epochs: int) -> Stopped:
         total = None if train.length is None else epochs * train.length
@@ -249,8 +260,8 @@ class Trainer:
                 return "epochs"
             finally:
                 self.scale.remove()
-                for logger in (self.folder, *self.loggers):
-                    logger.close()
+                self.folder.close()
+                self._tell("close")
 
     def _run_windows(
         self, train: Stream, interrupt: DeferredInterrupt, display: ProgressDisplay
@@ -349,8 +360,21 @@ class Trainer:
         return describe(numbers, self.best_loss, self.tbptt.truncation)
 
     def _log(self, metrics: Metrics) -> None:
-        for logger in (self.folder, *self.loggers):
-            logger.log(metrics, self.tbptt.trained_steps)
+        self.folder.log(metrics, self.tbptt.trained_steps)
+        self._tell("log", metrics, self.tbptt.trained_steps)
+
+    def _tell(self, method: str, *args: Any) -> None:
+        """Call a method of every further logger; one that fails is left out from then on."""
+        for logger in list(self.loggers):
+            try:
+                getattr(logger, method)(*args)
+            except Exception as error:
+                self.loggers.remove(logger)
+                warnings.warn(
+                    f"{type(logger).__name__} failed and gets no more metrics "
+                    f"({type(error).__name__}: {error}); training goes on",
+                    stacklevel=2,
+                )
 
     def _check_losses(self) -> None:
         bad = self.train_loss.flush()

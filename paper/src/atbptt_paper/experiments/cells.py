@@ -12,10 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from adaptive_tbptt.errors import DamagedFileError
 from adaptive_tbptt.train import origin, short_number, write_text
 
 from ..config import TrainConfig, present_names
 from .run import RunResult
+
+AGAIN = "Remove it, and `reproduce` trains the cell again"
 
 
 @dataclass(frozen=True)
@@ -113,10 +116,12 @@ def read_cell(path: Path) -> dict[str, Any]:
     try:
         cell = json.loads(path.read_text())
     except ValueError as error:
-        raise ValueError(f"{path} is not a finished cell: {error}") from None
+        raise DamagedFileError(f"{path} is not a finished cell: {error}. {AGAIN}") from None
     wanted = ("setting", "init", "epochs", "curves")
     if not isinstance(cell, dict) or any(name not in cell for name in wanted):
-        raise ValueError(f"{path} is not a finished cell: it lacks {', '.join(wanted)}")
+        raise DamagedFileError(
+            f"{path} is not a finished cell: it lacks {', '.join(wanted)}. {AGAIN}"
+        )
     if isinstance(cell.get("config"), dict):
         cell["config"] = present_names(cell["config"])
     return cell

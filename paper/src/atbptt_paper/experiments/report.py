@@ -18,6 +18,8 @@ SCORES = {"ppl": "perplexity", "nll": "negative log-likelihood"}
 
 def write_report(config: TrainConfig, result: RunResult) -> None:
     """Write `summary.md`, `run.png` and `decay.png` into the run folder."""
+    for name in ("run.png", "decay.png"):  # where there is a link, what it leads to stays
+        (result.folder / name).unlink(missing_ok=True)
     run_figure(config, result.fit.history).savefig(result.folder / "run.png", dpi=130)
     result.diagnosis.figure(result.folder / "decay.png")
     write_text(result.folder / "summary.md", summary(config, result))
@@ -73,7 +75,7 @@ def run_figure(config: TrainConfig, history: list[dict[str, Any]]) -> Figure:
     top.plot(passes, valid, color=BLUE, label="validation")
     top.plot(passes, tested, color=VERMILION, ls="--", label="test at best")
     top.set_ylabel(SCORES[score])
-    top.set_title(config.setting)
+    top.set_title(config.setting, parse_math=False)  # a name may hold any characters
     top.legend(fontsize="small")
     middle.step(passes, [row["k"] for row in history], color=BLUE, where="post")
     middle.set_ylabel("truncation length K (steps)")

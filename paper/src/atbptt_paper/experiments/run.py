@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from torch import nn
 from adaptive_tbptt import SequenceStream, Trainer, choose_truncation
 from adaptive_tbptt.diagnosis import Sampling
 from adaptive_tbptt.distributed import present_ranks
+from adaptive_tbptt.errors import DamagedFileError
 from adaptive_tbptt.measure import Source
 from adaptive_tbptt.train import FitResult, RunFolder, TrainingError, read_rows, write_text
 
@@ -127,16 +129,19 @@ def _claim(config: TrainConfig, folder: Path, resume: bool) -> None:
     """Write the configuration, or check that a run to be resumed has the same."""
     path = folder / "config.toml"
     try:
-        # Without a checkpoint there is nothing to go on with, and nothing to lose.
-        if path.exists() and (folder / "checkpoints" / "last.safetensors").exists():
+        # Without checkpoint and metrics there is nothing to go on with, and nothing to lose.
+        if RunFolder(folder).holds_run and not resume:
+            raise ValueError(f"{folder} already holds a run: --resume goes on with it")
+        if RunFolder(folder).holds_run and path.exists():
             before = type(config).from_toml(path).changed(epochs=config.epochs)
             differences = before.difference(config)
-            if differences and resume:
+            if differences:
                 listed = "\n  ".join(differences)
                 raise ValueError(f"{folder} holds a run with another configuration:\n  {listed}")
-            if not resume:
-                raise ValueError(f"{folder} already holds a run: --resume goes on with it")
-            done = sum(row["event"] == "epoch" for row in read_rows(folder / "metrics.jsonl"))
+            done = 0
+            with contextlib.suppress(DamagedFileError):  # the trainer restores what it can
+                rows = read_rows(folder / "metrics.jsonl")
+                done = sum(row.get("event") == "epoch" for row in rows)
             if done > config.epochs:
                 raise ValueError(f"{folder} holds {done} epochs already, more than {config.epochs}")
         write_text(path, f'task = "{config.task}"\n\n{config.to_toml()}')

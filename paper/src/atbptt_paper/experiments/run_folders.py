@@ -60,5 +60,5 @@ def read_config(folder: Path) -> TrainConfig | None:
 def best_epoch(folder: Path) -> dict[str, Any]:
     """Return the metrics of the epoch with the lowest validation loss; nothing before the first."""
     rows = read_rows(folder / "metrics.jsonl")
-    epochs = [r for r in rows if r["event"] == "epoch" and r["valid_loss"] is not None]
+    epochs = [r for r in rows if r.get("event") == "epoch" and r["valid_loss"] is not None]
     return min(epochs, key=lambda row: row["valid_loss"], default={})

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -105,13 +106,32 @@ def read_corpus(
     stamps = [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in seen]
     key = json.dumps([str(folder.resolve()), stamps, level, scope, sorted(limits.items())])
     place = Path(cache) / hashlib.sha256(key.encode()).hexdigest()[:16]
-    if not (place / "words.json").exists():
+    if not (place / "words.json").exists() or not _is_intact(place):
         _encode(files, place, level, scope, limits)
     words = json.loads((place / "words.json").read_text())
     # Copy on write: torch wants memory it could write to, though nothing does.
     tokens = {s: np.load(place / f"{s}.npy", mmap_mode="c") for s in SPLITS}
     _check_counts(tokens, limits, dataset, level, partial)
     return Corpus(tokens, words, level)
+
+
+def _is_intact(place: Path) -> bool:
+    """Whether the cache is what was written; one from before checksums counts as such."""
+    path = place / "sha256.json"
+    try:
+        stated = json.loads(path.read_text()) if path.exists() else {}
+        sound = all(_sha256(place / name) == digest for name, digest in stated.items())
+    except (OSError, ValueError, AttributeError):
+        sound = False
+    if not sound:
+        warnings.warn(f"{place} is damaged: the text is encoded again", stacklevel=3)
+        shutil.rmtree(place)
+    return sound
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def tokenise(path: Path, level: Level) -> Iterator[list[str]]:
@@ -177,6 +197,8 @@ def _encode(
     try:
         partial.mkdir(parents=True, exist_ok=True)
         _write_encoded(files, partial, level, scope, limits)
+        sums = {path.name: _sha256(path) for path in partial.iterdir()}
+        (partial / "sha256.json").write_text(json.dumps(sums))
         with contextlib.suppress(OSError):  # another process was faster
             os.replace(partial, place)
     except OSError as error:
