@@ -137,6 +137,8 @@ def read_run(folder: Path, name: str) -> Run:
                 epochs.add(row)
                 if "repeats" in row:
                     repeats.add(_mean_of_repeats(row))
+    except DamagedFileError:  # names the file and the line
+        raise
     except ValueError as error:
         raise DamagedFileError(f"{path} is not what a run writes: {error}") from None
     if not len(epochs):
