@@ -143,7 +143,7 @@ class Window:
         return self.average(loss)
 
     def _warn_of_nan(self, loss: Tensor) -> None:
-        """Warn once of a NaN loss; not on an accelerator, where reading it would stall the queue."""
+        """Warn once of a NaN loss; on an accelerator, reading it would make every window wait."""
         if loss.device.type != "cpu" or self._tally.warned or not math.isnan(loss.item()):
             return
         self._tally.warned = True
