@@ -489,7 +489,7 @@ class TestReport:
 
         text, found = notes(0.95)
         assert found.curve.tail > 0.1
-        assert f"beyond 16 steps another {found.curve.tail:.1%} is left, by extrapolation" in text
+        assert f"beyond 16 steps, extrapolation finds another {found.curve.tail:.1%}" in text
         assert "has not decayed within 16 steps" in notes(1.0)[0]
         fast, _ = notes(0.5)
         assert "beyond" not in fast
