@@ -16,7 +16,7 @@ MOST_POINTS = 1000  # arbitrary: about as many as a wide chart has pixels
 
 @dataclass(frozen=True)
 class Curve:
-    """A number at moments of a run, NaN where it has none; every array is `(points,)`.
+    """A quantity over a run, NaN where it is missing; every array is `(points,)`.
 
     Attributes:
         epoch: passes over the training data by then.
@@ -47,9 +47,9 @@ class Curve:
 
 
 def curve_of(run: Run, rows: Sequence[Row], key: str) -> Curve:
-    """Return what rows of a run have under a key.
+    """Return the values of rows of a run under a key.
 
-    Rows count data steps; the rows of epochs say which epoch and how much time that is.
+    Rows count data steps; the rows of epochs convert these to epochs and seconds.
     """
     steps, ends = numbers(rows, "step"), [0.0, *numbers(run.epochs, "step")]
     return Curve(
@@ -62,11 +62,11 @@ def curve_of(run: Run, rows: Sequence[Row], key: str) -> Curve:
 def truncation_curve(run: Run) -> Curve:
     """Return K, each value at the moment it came into use."""
     rows = sorted([*run.epochs, *run.probes], key=lambda row: row["step"])
-    if rows[0].get("event") == "epoch":  # no estimate before: it was in use from the start
+    if rows[0].get("event") == "epoch":  # no estimate before: this K was in use from the start
         rows = [{"step": 0, "k": rows[0]["k"]}, *rows]
     return curve_of(run, rows, "k")
 
 
 def numbers(rows: Sequence[Row], key: str) -> Array:
-    """Return a column of rows, NaN for what is missing."""
+    """Return a column of rows, NaN for missing values."""
     return np.array([row.get(key) for row in rows], dtype=np.float64)

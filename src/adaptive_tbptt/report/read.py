@@ -1,4 +1,4 @@
-"""A run folder as a value: what the report needs of `config.toml`, `metrics.jsonl` and the rest."""
+"""Read a run folder: what the report needs of `config.toml`, `metrics.jsonl` and the rest."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left behind.
+    """The records of a run.
 
     Attributes:
-        name: what the report calls it.
-        config: `config.toml`; empty for a `Trainer` of one's own.
+        name: its name in the report.
+        config: `config.toml`; empty for your own `Trainer`.
         epochs: a row of metrics for every epoch, at least one.
         probes: a row for every estimate of K.
-        checks: rows of `check_bias.jsonl` about the K that was used, on the training data, with
-            the step at which its epoch ended.
-        starts: when and where it was started and gone on with; empty for runs of old releases.
+        checks: rows of `check_bias.jsonl` about the K in use, on the training data, with the step
+            at which its epoch ended.
+        starts: when and where it was started or resumed; empty for runs of old releases.
     """
 
     name: str
@@ -43,18 +43,18 @@ class Run:
 
     @property
     def delta(self) -> float | None:
-        """The tolerance that was asked for; None where K was fixed."""
+        """The tolerance; None if K was fixed."""
         asked: float | None = self.config.get("delta")
         return self.probes[-1].get("delta", asked) if self.probes else asked
 
     @property
     def setting(self) -> str:
-        """What was asked for, such as delta=0.1 or K=10."""
+        """The setting of the run, such as delta=0.1 or K=10."""
         return f"K={self.epochs[-1]['k']}" if self.delta is None else f"delta={self.delta:g}"
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Read run folders, each under a name that no other has."""
+    """Read run folders under unique names."""
     whole = [folder.resolve() for folder in folders]
     for i, folder in enumerate(whole):
         if folder in whole[:i]:
@@ -79,7 +79,7 @@ def read_run(folder: Path, name: str) -> Run:
         raise ValueError(f"{path} holds no finished epoch: there is nothing to report yet")
     for key in ("step", "epoch", "seconds", "k", "train_loss"):
         if any(key not in row for row in epochs):
-            raise ValueError(f"{path} is not what a run writes: an epoch has no {key!r}")
+            raise ValueError(f"{path} is not that of a run: an epoch has no {key!r}")
     config = folder / "config.toml"
     ended = {(row["epoch"], row["k"]): row["step"] for row in epochs}
     return Run(
