@@ -122,7 +122,7 @@ def _axes(recurrent: Recurrent, stream: Stream) -> list[Finding]:
         return []
     return [
         Finding(
-            f"the stream has {steps} steps of {rows} rows: its first dimension is time. If your "
+            f"the stream has {steps} steps of {rows} rows. Its first dimension is time: if your "
             f"data are (batch, time, ...), {steps} rows of {rows} steps, pass batch_first=True to "
             "SequenceStream"
         )
