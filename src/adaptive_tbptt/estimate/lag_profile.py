@@ -19,7 +19,7 @@ Array = NDArray[np.float64]
 class LagProfile:
     """phi_k = ||dL_s / dh_{s-k}|| for k = 0..lags, one column per sampled loss.
 
-    phi_0 is for the gradient with respect to what the readout of step s sees, phi_k for that with
+    Lag 0 is the gradient with respect to what the readout of step s sees, lag k >= 1 that with
     respect to the whole state that enters step s-k+1.
 
     Attributes:
