@@ -36,7 +36,7 @@ Target = Annotated[
 def main(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
-    """Set what holds for every command."""
+    """Apply the options of all commands."""
     set_up(debug)
 
 
@@ -53,9 +53,9 @@ def diagnose(
         float | None, typer.Option(help="Bias that you tolerate; the run's own, or 0.1.")
     ] = None,
     lags: Annotated[
-        int | None, typer.Option(help="Longest context to compare with; 256 where data allow.")
+        int | None, typer.Option(help="Longest context to compare with; 256 if the data allow.")
     ] = None,
-    seconds: Annotated[float, typer.Option(help="What it may take.")] = defaults.SECONDS,
+    seconds: Annotated[float, typer.Option(help="Time limit.")] = defaults.SECONDS,
     segments: Annotated[
         int | None, typer.Option(help="Windows to backpropagate, instead of --seconds.")
     ] = None,
@@ -96,7 +96,7 @@ def diagnose(
 def check_bias(
     target: Target,
     delta: Annotated[
-        float | None, typer.Option(help="Relative bias that was asked for; the run's own.")
+        float | None, typer.Option(help="Tolerated relative bias; the run's own.")
     ] = None,
     k: Annotated[int | None, typer.Option(help="K to check; that of the run's best epoch.")] = None,
     losses: Annotated[
@@ -104,13 +104,13 @@ def check_bias(
     ] = None,
     split: Annotated[str, typer.Option(help="Data of a run: train, valid or test.")] = "train",
     segments: Annotated[
-        int, typer.Option(help="Random segments; more, more certain.")
+        int, typer.Option(help="Random segments; more of them narrow the interval.")
     ] = defaults.CHECK_SEGMENTS,
     lags: Annotated[
         int | None, typer.Option(help="Lags to compare with; the run's own, or 100.")
     ] = None,
 ) -> None:
-    """Measure what the relative bias at K really is, beside what each gauge says."""
+    """Measure the relative bias at K, and compare it with the estimate of each gauge."""
     from .cli_check import check_target
     from .run_targets import open_target
 
@@ -126,7 +126,7 @@ def check_bias(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.", show_default=False)],
     out: Annotated[
-        Path | None, typer.Option(help="RUN/report.html by default; of several, report.html.")
+        Path | None, typer.Option(help="Default: RUN/report.html; report.html for several runs.")
     ] = None,
 ) -> None:
     """Write one HTML file about one run or several: curves, decay, asked and achieved bias."""

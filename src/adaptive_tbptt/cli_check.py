@@ -1,4 +1,4 @@
-"""`atbptt check-bias`: the relative bias that was asked for, what it is, what each gauge says."""
+"""`atbptt check-bias`: compare delta with the measured bias and with what each gauge says."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class TargetCheck:
     """The check of a model at its present parameters.
 
     Attributes:
-        epoch: that the parameters are of; None if it is not known.
-        delta: the relative bias that was asked for.
+        epoch: the epoch of the parameters; None if unknown.
+        delta: the tolerated relative bias.
         truncated: the gradient truncated at K.
         windows: the gradient of the training windows, of K2 losses each.
-        gauges: for each gauge, what it says of that K, and which K it would choose.
-        split: the data it was measured on.
+        gauges: for each gauge, the bias it gives for that K, and the K it would choose.
+        split: the data measured on.
     """
 
     epoch: int | None
@@ -53,7 +53,7 @@ class TargetCheck:
         )
 
     def record(self) -> dict[str, Any]:
-        """Return the line that is kept in the run folder; `atbptt report` draws it."""
+        """Return the line for the run folder; `atbptt report` draws it."""
         found = self.truncated
         known = math.isfinite(found.high)
         return {
@@ -81,7 +81,7 @@ class TargetCheck:
 
 
 def check_target(target: RunTarget, *, split: str, segments: int) -> TargetCheck:
-    """Measure the bias at the target's K on segments of its data that are drawn anew.
+    """Measure the bias at the target's K on newly drawn segments of its data.
 
     Args:
         target: with `k` and `delta`.
@@ -90,11 +90,11 @@ def check_target(target: RunTarget, *, split: str, segments: int) -> TargetCheck
     """
     k, delta = target.k, target.delta
     if k is None:
-        raise ValueError("give --k, the truncation length to check: it is not known from a run")
+        raise ValueError("give --k, the truncation length to check: no run says which it is")
     if delta is None:
         raise ValueError(
-            "K was fixed, so no bias was promised: give --delta, the relative bias to hold the "
-            "measurement against"
+            "K was fixed, so no bias was promised: give --delta, the relative bias to compare the "
+            "measurement with"
         )
     stream = target.stream(split)
     if not 0 <= k < target.lags:

@@ -1,4 +1,4 @@
-"""What the command lines of the library and of the paper share: errors and warnings as sentences.
+"""Errors and warnings as sentences, for the command lines of the library and of the paper.
 
 This module needs typer and rich, the extra `cli`.
 """
@@ -55,8 +55,8 @@ def errors_as_sentences(
 ) -> Callable[..., Any]:
     """Make a command show its errors as sentences.
 
-    It exits with 2 after wrong use, 1 after any other error, and 130 after Ctrl-C or SIGTERM; then
-    it says `interrupted`.
+    The command exits with 2 after wrong use, 1 after any other error, and 130 after Ctrl-C or
+    SIGTERM, when it prints `interrupted`.
     """
 
     @functools.wraps(command)

@@ -1,7 +1,7 @@
-"""What `atbptt diagnose` and `atbptt check-bias` look at: your own model, or a run folder.
+"""The targets of `atbptt diagnose` and `atbptt check-bias`: your own model, or a run folder.
 
-The library does not know how a run folder was made, so it cannot build the model and the data of
-one. The package that made it can. Such a package registers a function in its `pyproject.toml`:
+The library cannot rebuild the model and the data of a run folder. The package that wrote the folder
+can, if it registers a function in its `pyproject.toml`:
 
     [project.entry-points."adaptive_tbptt.run_folders"]
     mine = "my_package.runs:open_run"
@@ -37,25 +37,25 @@ RUN_FOLDERS = "adaptive_tbptt.run_folders"  # the group of entry points
 
 @dataclass(frozen=True, kw_only=True)
 class RunTarget:
-    """A model, its data, and how it was trained, as far as that is known.
+    """A model, its data, and what is known of its training.
 
     Attributes:
-        model: at the parameters and in the mode to look at.
+        model: at the parameters and in the mode to measure.
         loss_fn: `loss_fn(outputs, targets)`, a mean over time and batch.
         streams: the data by split. `diagnose` takes 'valid' and `check-bias` 'train'; a single
             stream may have any name.
-        delta: the relative bias that was tolerated; None if nothing was promised.
-        k: the truncation length in use at these parameters; None if it is not known.
+        delta: the relative bias that training tolerated; None if there was no tolerance.
+        k: the truncation length in use at these parameters; None if unknown.
         losses: K2 in steps; None is `losses_per_k` times K.
         losses_per_k: K2 as a multiple of K.
-        lags: lags to measure, and to compare with; `diagnose` looks as far as the data allow.
+        lags: lags to measure, and of the reference; `diagnose` goes as far as the data allow.
         burn_in: steps that warm up the state.
         k_min: smallest K to choose.
         k_max: largest K to choose; None is `lags`.
         gauges: the paper's gauges by name, with the settings of the run.
         seed: of the run; measurements derive theirs from it.
-        epoch: that the parameters are of; None if it is not known.
-        folder: the run folder. `check-bias` appends what it found to its `check_bias.jsonl`.
+        epoch: the epoch of the parameters; None if unknown.
+        folder: the run folder. `check-bias` appends its result to the `check_bias.jsonl` there.
     """
 
     model: nn.Module | Recurrent
@@ -85,7 +85,7 @@ class RunTarget:
         return replace(self, **{name: v for name, v in values.items() if v is not None})
 
     def stream(self, split: str) -> Stream:
-        """Return the data of a split; where there is a single stream, it serves as every split."""
+        """Return the data of a split; a single stream serves as every split."""
         if len(self.streams) == 1:
             return next(iter(self.streams.values()))
         if split not in self.streams:
@@ -115,7 +115,7 @@ def open_target(target: str) -> RunTarget:
 
 
 def open_run_folder(folder: Path) -> RunTarget:
-    """Ask the installed packages for a run folder; see the module's docstring for the protocol."""
+    """Let the installed packages open a run folder; the module's docstring has the protocol."""
     asked = []
     for entry in entry_points(group=RUN_FOLDERS):
         found: RunTarget | None = entry.load()(folder)

@@ -389,8 +389,8 @@ class TestRecommendation:
         found = recommend(rows((0, 0.4, 0.2, 0.6, 1.0), (8, 0.1, 0.0, 0.3, 1.2)), curve(), 0.1)
         assert found == (
             "Your loop with 35 steps misses 40% [20%, 60%] of the gradient; 8 steps of context "
-            "would bring that to 10% at 1.2 times the cost. Which context brings it below 10% is "
-            "left open by 2800 losses."
+            "would bring that to 10% at 1.2 times the cost. 2800 losses leave open which context "
+            "brings it below 10%."
         )
 
     def test_a_bias_that_rises_again_is_not_met_before(self):
@@ -489,7 +489,7 @@ class TestReport:
 
         text, found = notes(0.95)
         assert found.curve.tail > 0.1
-        assert f"beyond 16 steps another {found.curve.tail:.1%} is left, by extrapolation" in text
+        assert f"beyond 16 steps, extrapolation finds another {found.curve.tail:.1%}" in text
         assert "has not decayed within 16 steps" in notes(1.0)[0]
         fast, _ = notes(0.5)
         assert "beyond" not in fast

@@ -299,8 +299,8 @@ class TestChoice:
         choice = at.choose_truncation(found, delta=0.1, k_max=32, k_now=4)
         assert (choice.k, choice.outcome) == (4, Outcome.UNRESOLVED)
         assert choice.message == (
-            "noise hides the gradient of 64 losses: it is not told from zero with 90% confidence; "
-            "using k=4"
+            "noise hides the gradient of 64 losses: it does not differ from zero with 90% "
+            "confidence; using k=4"
         )
         assert math.isnan(choice.relative_bias)
         assert chosen(found) == (32, Outcome.UNRESOLVED)

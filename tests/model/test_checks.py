@@ -389,7 +389,7 @@ def test_a_forward_that_does_more_than_core_and_head_is_refused(use, more):
         use(Parts(more), nn.MSELoss(), stream)
     (found,) = at.check(Parts(more), nn.MSELoss(), stream)
     assert found.fatal
-    assert "give the two parts other names" in str(found)
+    assert "give the two methods other names" in str(found)
 
 
 @pytest.mark.parametrize("make", [Parts, NoForward, OtherForward])
@@ -456,7 +456,7 @@ def test_labels_that_are_shifted_inside_are_warned_of(use):
         warnings.simplefilter("always")
         use(nn.GRU(3, 2), shifted, at.SequenceStream(*data()))
     texts = [str(w.message) for w in caught]
-    assert sum("every window loses a loss" in text for text in texts) == 1
+    assert sum("every window loses one loss" in text for text in texts) == 1
     assert sum("does not behave like a mean" in text for text in texts) == 1  # n - 1 losses
     assert any("Shift the targets in the stream instead" in text for text in texts)
 

@@ -205,7 +205,7 @@ def test_what_a_run_lacks_gets_a_sentence_and_no_chart(tmp_path):
     fixed = run_of(tmp_path / "fixed", delta=None)
     chart, frames = decay_chart([old, fixed])
     assert chart.figure is frames is None
-    assert "release that did not keep decay curves" in chart.says[0]
+    assert "kept no decay curves" in chart.says[0]
     assert "K was fixed" in chart.says[1]
     assert old.delta == 0.1  # from the configuration, where estimates do not say
     page = write_run_report([tmp_path / "fixed"])

@@ -1,1 +1,1 @@
-"""What torch makes necessary: number formats, denormals, compilation, models left as they were."""
+"""Around torch itself: number formats, denormals, compilation, models left as they were."""

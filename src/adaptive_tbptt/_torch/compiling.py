@@ -19,7 +19,7 @@ def plain(module: nn.Module) -> nn.Module:
 
 
 def compiled_parts(module: nn.Module, *names: str) -> dict[str, Callable[..., Any]]:
-    """Compile methods of a module with the options that it was compiled with itself, if it was.
+    """Compile methods of a compiled module, with the module's own options.
 
     `torch.compile(module)` compiles `forward` alone: `core` and `head` would run uncompiled.
     """
@@ -29,8 +29,8 @@ def compiled_parts(module: nn.Module, *names: str) -> dict[str, Callable[..., An
         return {name: compile_like(getattr(inner, name)) for name in names}
     if module._compiled_call_impl is not None:
         warnings.warn(
-            f"{type(module).__name__}.compile() compiles forward, but {' and '.join(names)} are "
-            "what is called here: use torch.compile(model), or compile these",
+            f"{type(module).__name__}.compile() compiles forward, but {' and '.join(names)} run "
+            "in its place: use torch.compile(model), or compile these methods",
             UserWarning,
             stacklevel=4,
         )
@@ -42,8 +42,8 @@ def eager(wanted: bool = True) -> Iterator[None]:
     """Run compiled functions uncompiled inside the block.
 
     Every new shape costs a compilation, and after eight of them torch stops compiling a function.
-    Windows of the usual size repeat; a step of a probe, the state of two rows, a few steps to
-    catch up and the rest of an epoch do not.
+    Windows of the usual size repeat. The shapes of probe steps, of the two rows that reveal a
+    state's layout, of catch-up steps and of an epoch's last window do not.
     """
     stance = getattr(torch.compiler, "set_stance", None)  # from torch 2.6 on
     if not wanted or stance is None or "torch._dynamo" not in sys.modules:

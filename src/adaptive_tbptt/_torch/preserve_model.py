@@ -20,7 +20,7 @@ def preserve(
     """Restore train/eval modes, buffers and random states on exit, also after an exception.
 
     Args:
-        modules: what is about to be used: the model, and the loss where it is a module.
+        modules: the model, and the loss if it is a module.
         train: mode inside the block; None keeps the mode of each module.
         backward: whether a backward pass will run inside.
     """
@@ -63,7 +63,7 @@ def measuring(modules: Sequence[nn.Module], train: bool | None = None) -> Iterat
     distant lag is often denormal.
 
     Args:
-        modules: the model, and others that are used, such as a loss with buffers.
+        modules: the model first, then others in use, such as a loss with buffers.
         train: mode of the model inside the block; None keeps the mode it is in.
     """
     if torch.is_inference_mode_enabled():

@@ -10,7 +10,7 @@ import torch
 
 
 def get_random_state() -> dict[str, Any]:
-    """Return it as a nest that a checkpoint can hold."""
+    """Return the random state as a nest that a checkpoint can hold."""
     numpy: Any = np.random.get_state(legacy=True)  # noqa: NPY002
     name, keys, position, has_gauss, gauss = numpy
     return {
@@ -22,7 +22,7 @@ def get_random_state() -> dict[str, Any]:
 
 
 def set_random_state(saved: dict[str, Any]) -> None:
-    """Undo `get_random_state`; devices that are not here are left out."""
+    """Undo `get_random_state`; skip CUDA if the number of devices differs."""
     torch.set_rng_state(saved["torch"])
     if torch.cuda.is_available() and len(saved["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(saved["cuda"])

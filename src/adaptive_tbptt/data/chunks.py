@@ -24,8 +24,8 @@ END = object()  # of a source; None would be a chunk that is wrong
 class ChunkStream(Stream):
     """Consecutive chunks `(inputs, targets)` or `(inputs, targets, resets)`, each time first.
 
-    Row r of a chunk continues row r of the chunk before. Only the steps that windows and the probe
-    still need are kept; the probe's random segments come from those.
+    Row r of a chunk continues row r of the chunk before. The stream keeps only the steps that
+    windows and the probe still need, and draws random segments from these.
 
     Args:
         source: an iterable that can be read once per epoch (a list, a DataLoader), or a function
@@ -48,12 +48,12 @@ class ChunkStream(Stream):
         self._keep = 0  # steps reserved for random segments
         self._length: int | None = None
         self._begun = False
-        self._stale = True  # a loader may draw random numbers when it begins: not before it is read
+        self._stale = True  # iter() of a loader may draw random numbers: not before the first read
         self._held: list[Segment] = []
         self._first = 0  # step number of the first step held
 
     def _renew(self) -> None:
-        """Begin the source anew if what is held belongs to the epoch before."""
+        """Restart the source if the chunks held belong to the epoch before."""
         if not self._stale:
             return
         iterator = self._source() if callable(self._source) else iter(self._source)
@@ -75,7 +75,7 @@ class ChunkStream(Stream):
 
     @property
     def length(self) -> int | None:
-        """Steps of each row; None until the source was read to its end once."""
+        """Steps of each row; None until the source has been read to its end."""
         return self._length
 
     @property
@@ -123,7 +123,7 @@ class ChunkStream(Stream):
         self._renew()
         if start < self._first or stop > self._end:
             raise ValueError(
-                f"steps {start} to {stop} are not held; those from {self._first} to {self._end} are"
+                f"steps {start} to {stop} are not held, only {self._first} to {self._end}"
             )
         parts, at = [], self._first
         for part in self._held:
@@ -134,7 +134,7 @@ class ChunkStream(Stream):
         return _join(parts)
 
     def forget(self, before: int) -> None:
-        """Let go of whole chunks that lie before the step and are not reserved for the probe."""
+        """Drop whole chunks before the step, unless they are reserved for the probe."""
         while len(self._held) > 1:
             after = self._first + self._held[0].steps
             if after > before or self._end - after < self._keep:
@@ -143,31 +143,31 @@ class ChunkStream(Stream):
             self._first = after
 
     def reserve(self, steps: int) -> None:
-        """Keep at least so many steps for random segments."""
+        """Keep at least `steps` steps for random segments."""
         self._keep = max(self._keep, steps)
 
     def random_segment(self, steps: int, generator: torch.Generator | None = None) -> Segment:
-        """Cut a segment out of the steps held, reading ahead where they are too few."""
+        """Cut a segment out of the steps held; read ahead if they are too few."""
         self._renew()
         stop = self.available(self._first + steps)
         return self.segment(self._first, max(stop, self._end)).shifted(steps, generator)
 
     def peek(self, steps: int) -> Segment:
-        """Return up to `steps` of the steps at hand; reads a chunk only if there are none."""
+        """Return up to `steps` of the steps held; read a chunk only if none is held."""
         self.available(self.cursor + 1)
         return self.segment(self.cursor, min(self.cursor + steps, self._end))
 
     def rewind(self) -> None:
-        """Start the source anew when it is next read; a source for one epoch is not asked twice."""
+        """Go back to the first step; restart the source only if the stream has left that step."""
         self._stale = self._stale or bool(self.cursor or self._first)
         self.cursor = 0
 
     def state_dict(self, *, data: bool = False) -> dict[str, Any]:
         """Return the cursor and the range of steps held; with `data` the steps themselves too.
 
-        `data` is for a source that goes on where it was and cannot be read again from its start.
+        `data` is for a source that resumes where it stopped and cannot be reread from its start.
         """
-        # What is still held after a rewind belongs to the epoch before.
+        # Chunks still held after a rewind belong to the epoch before.
         first, end, held = (0, 0, []) if self._stale else (self._first, self._end, self._held)
         saved: dict[str, Any]
         saved = {"cursor": self.cursor, "first": first, "end": end, "keep": self._keep}

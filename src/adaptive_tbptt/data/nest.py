@@ -1,7 +1,7 @@
 """Recurrent state as any nest of tensors: tuple, list, dict, dataclass, or one tensor.
 
-Everything else of the library sees a state only through the functions here. Leaves that are not
-tensors (a step counter, a string, None) pass through untouched.
+The rest of the library handles states only through these functions. Leaves that are not tensors (a
+step counter, a string, None) pass through untouched.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def unpack(template: State, items: list[Any]) -> State:
 
 
 def with_gradients(nest: State, values: Iterable[Tensor]) -> State:
-    """Put `values` in place of the leaves that require a gradient, zeros in that of others."""
+    """Replace the leaves that require a gradient by `values`, all others by zeros."""
     remaining = iter(values)
     return map_leaves(lambda x: next(remaining) if x.requires_grad else torch.zeros_like(x), nest)
 
@@ -142,14 +142,14 @@ def per_row(values: Tensor, leaf: Tensor, dim: int) -> Tensor:
 
 
 def reset_rows(state: State, mask: Tensor, initial: State, dims: BatchDims) -> State:
-    """Return a state whose rows are those of `initial` where the `(rows,)` mask is true.
+    """Replace the rows for which the `(rows,)` mask is true by those of `initial`.
 
     No gradient flows back through a row that was reset.
     """
 
     def apply(dim: int, leaf: Tensor, start: Tensor) -> Tensor:
-        # where() sends exact zeros back to the row it did not take, whatever the values are.
-        # A state that autocast left in bfloat16 stays in it.
+        # where() sends exact zeros back to the rows it did not take, even if they are NaN.
+        # A state that autocast left in bfloat16 stays in bfloat16.
         return torch.where(per_row(mask.to(leaf.device), leaf, dim), start.to(leaf.dtype), leaf)
 
     return _with_dims(apply, dims, state, initial)

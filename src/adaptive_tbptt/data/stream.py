@@ -19,7 +19,7 @@ class Segment(NamedTuple):
     Attributes:
         inputs: a tensor, or a nest of tensors, `(time, batch, ...)`.
         targets: of the same time and batch.
-        resets: `(time, batch)` boolean, true where a row starts a new sequence; None for nowhere.
+        resets: `(time, batch)` boolean, true where a row starts a new sequence; None for no reset.
     """
 
     inputs: Nest
@@ -75,7 +75,7 @@ class Segment(NamedTuple):
 def time_first(
     inputs: Nest, targets: Nest, resets: Tensor | None = None, *, batch_first: bool = False
 ) -> Segment:
-    """Turn data of either layout into a segment; refuse parts that do not belong together."""
+    """Turn data of either layout into a segment; refuse parts whose shapes do not match."""
     for name, nest in {"inputs": inputs, "targets": targets, "resets": resets}.items():
         if nest is not None and not leaves(nest):
             raise TypeError(
@@ -111,7 +111,7 @@ def check_finite(inputs: Nest, what: str = "the inputs") -> None:
 
 
 class Stream(ABC):
-    """What the training loop asks of its data.
+    """The interface through which a training loop reads its data.
 
     Attributes:
         cursor: the next step to carry a loss.
@@ -127,7 +127,7 @@ class Stream(ABC):
     @property
     @abstractmethod
     def length(self) -> int | None:
-        """Steps of each row; None while it is not known."""
+        """Steps of each row; None while unknown."""
 
     @abstractmethod
     def available(self, stop: int) -> int:
@@ -148,7 +148,7 @@ class Stream(ABC):
 
     @abstractmethod
     def peek(self, steps: int) -> Segment:
-        """Return up to `steps` steps from the cursor on, as far as they are at hand."""
+        """Return up to `steps` steps from the cursor on, without reading far ahead."""
 
     @abstractmethod
     def rewind(self) -> None:
@@ -156,18 +156,18 @@ class Stream(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return what is needed to go on from the present cursor."""
+        """Return what is needed to resume at the cursor."""
 
     @abstractmethod
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go back to a saved cursor; refuse one of other data where that can be told."""
+        """Go back to a saved cursor; refuse that of other data if the difference shows."""
 
     def forget(self, before: int) -> None:
-        """Say that steps before this one will not be asked for by number again."""
+        """Announce that `segment` will not be called for steps before this one again."""
         del before
 
     def reserve(self, steps: int) -> None:
-        """Say that random segments will be of so many steps."""
+        """Announce the length of the random segments to come."""
         del steps
 
     def read(self, steps: int) -> Segment:
@@ -179,7 +179,7 @@ class Stream(ABC):
 
 
 def require_stream(data: Any) -> None:
-    """Refuse what is no stream, and say how to make one."""
+    """Refuse anything but a stream, and say how to make one."""
     if not isinstance(data, Stream):
         raise TypeError(
             f"expected a stream, got {type(data).__name__}; wrap tensors in "

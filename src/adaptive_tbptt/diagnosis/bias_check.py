@@ -27,14 +27,14 @@ class BiasCheck:
     """The measured relative bias of truncating at k.
 
     Attributes:
-        k: truncation length that was checked.
-        losses: K2 of the gradient that was checked; 1 is Theorem 1's.
-        relative: ||E g_K - E g|| / ||E g||; NaN where noise hides the gradient.
+        k: truncation length checked.
+        losses: K2 of the gradient checked; Theorem 1 has K2 = 1.
+        relative: ||E g_K - E g|| / ||E g||; NaN if noise hides the gradient.
         low: lower limit.
-        high: upper limit; infinite where noise hides the gradient.
+        high: upper limit; infinite if noise hides the gradient.
         level: coverage of [low, high].
         samples: losses backpropagated.
-        lags: lags of the gradient that it is compared with.
+        lags: lags of the reference gradient.
     """
 
     k: int
@@ -77,7 +77,7 @@ def check_bias(
 ) -> list[BiasCheck]:
     """Measure the relative bias of truncating at k on random segments.
 
-    `diagnose` and `MeasuredGauge` measure in the same way. Give data that K was not chosen on.
+    `diagnose` and `MeasuredGauge` measure in the same way. Pass data that K was not chosen on.
 
     Args:
         model: any recurrent module, at the parameters and in the mode to be checked.
@@ -86,8 +86,8 @@ def check_bias(
         k: truncation length, or several.
         losses: K2, losses per window. 1 checks single losses, as the theory does; K checks the
             paper's training windows.
-        lags: lags of the gradient to compare with; well above k.
-        segments: random segments; more narrow the interval.
+        lags: lags of the reference gradient; take them well above k.
+        segments: random segments; more of them narrow the interval.
         burn_in: steps that warm up the state.
         level: coverage of the interval.
         count_losses: as in `AdaptiveTBPTT`.
@@ -113,7 +113,7 @@ def check_bias(
 
 
 def check_of(curve: LevelCurve, k: int) -> BiasCheck:
-    """Return what a measured curve says of one k, which must be among its contexts."""
+    """Read one k off a measured curve; k must be one of its contexts."""
     low, high = curve.interval_at(k)
     return BiasCheck(
         k, curve.losses, curve.relative_at(k), low, high, curve.level, curve.samples, curve.lags
@@ -128,7 +128,7 @@ def measure_levels(
     segments: int,
     how: Sampling,
 ) -> LevelCurve:
-    """Measure the bias of every context on that many random segments."""
+    """Measure the bias of every context on `segments` random segments."""
     how.require(segments)
     request = LevelRequest(contexts, losses, segments, GROUPS, SIZE)
     sums = request.measure(how.source(objective, stream))

@@ -1,4 +1,4 @@
-"""What `diagnose` found, as a table, a dict or a figure."""
+"""The result of `diagnose`, as a table, a dict or a figure."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """What a loop with some context misses.
+    """The bias and the cost of a loop with some context.
 
     Attributes:
         losses: steps of a window that carry a loss.
         context: steps before them that the gradient also flows through; 0 is the detach loop.
-        bias: relative bias of the gradient; NaN where noise hides it.
+        bias: relative bias of the gradient; NaN if noise hides it.
         low: lower limit.
         high: upper limit.
         cost: time of a forward and backward pass, relative to the loop without context.
-        bound: the paper's bound on the bias of a single loss; None unless asked for.
+        bound: the paper's bound on the bias of a single loss; None unless `bound=True`.
     """
 
     losses: int
@@ -41,14 +41,14 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `diagnose` found; print it, turn it into a dict, or draw it.
+    """The result of `diagnose`; print it, turn it into a dict, or draw it.
 
     Attributes:
         rows: one per context; the first is your loop as it is.
         recommendation: what to do, in a sentence.
         curve: the measured bias behind the rows.
         delta: the bias that the recommendation tolerates.
-        notes: what a reader should know before trusting the table.
+        notes: what to know before you trust the table.
         seconds: how long the measurement took.
     """
 
@@ -78,7 +78,7 @@ class Diagnosis:
         return "\n".join([title, *aligned(table), self.recommendation, *notes])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers and strings, ready for JSON; what is not known becomes None."""
+        """Return plain numbers and strings, ready for JSON; unknown numbers become None."""
 
         def plain(value: Any) -> Any:
             return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -96,7 +96,7 @@ class Diagnosis:
         }
 
     def figure(self, path: str | Path | None = None) -> Figure:
-        """Draw bias against context and against cost; save it where a path is given."""
+        """Draw bias against context and against cost; save the figure if you pass a path."""
         from matplotlib.figure import Figure  # not pyplot: no display, no global state
 
         figure = Figure(figsize=(8.0, 3.8), layout="constrained")

@@ -41,28 +41,28 @@ def diagnose(
 ) -> Diagnosis:
     """Measure how much of the gradient a training loop misses, and what more context would cost.
 
-    For windows of `losses` steps that carry a loss, every context (0 and powers of two) gets a row:
+    Windows have `losses` steps that carry a loss. Every context (0 and powers of two) has a row:
     the relative bias of the gradient with its interval, and the time of a window relative to the
     plain detach loop. One pass measures all contexts, for any module.
 
     Args:
         model: any recurrent module, at the parameters and in the mode to be diagnosed.
-        loss_fn: `loss_fn(outputs, targets)`. A loss that is not a mean over time, such as one that
-            is normalised over the window, is measured as you train with it.
+        loss_fn: `loss_fn(outputs, targets)`. A loss that is not a mean over time, such as a loss
+            normalised over the window, is measured over windows as you train with it.
         data: a stream, or a pair `(inputs, targets)` laid out as the model takes it.
         losses: steps per window of your loop; 1 asks about single losses, as the paper does.
         delta: the bias that you tolerate; the recommendation meets it.
-        lags: longest context to compare with; None is 256, or less where the data are shorter.
-        seconds: what the measurement may take.
+        lags: longest context, the reference; None is 256, or less if the data are shorter.
+        seconds: time limit of the measurement.
         segments: windows to backpropagate, instead of `seconds`.
         bound: also give the paper's bound, from norms of the state's gradient.
-        count_losses: as in `AdaptiveTBPTT`, where targets are masked.
+        count_losses: as in `AdaptiveTBPTT`, for masked targets.
         sampling: burn-in, mode, coverage and seed.
         show: show progress on standard error, once it takes longer than two seconds.
 
     Returns:
-        `.rows`, `.recommendation`, `.figure()`. The intervals cover what other windows of the same
-        data would change; what lies beyond `lags` is extrapolated and reported in a note.
+        `.rows`, `.recommendation`, `.figure()`. The intervals cover the choice of windows from the
+        same data. The bias beyond `lags` is extrapolated and reported in a note.
 
     >>> import torch
     >>> _ = torch.manual_seed(0)
@@ -98,7 +98,7 @@ def diagnose(
         bounds = [paper.relative_at(c) for c in contexts]
     shares = (curve.estimate, curve.low, curve.high, costs)
     columns = zip(contexts, *(values.tolist() for values in shares), bounds, strict=True)
-    # The longest context is what the others are compared with: it has no row.
+    # The longest context is the reference for the others: it has no row.
     rows = tuple(Row(losses, *column) for column in columns)[:-1]
     return Diagnosis(
         rows=rows,
@@ -111,7 +111,7 @@ def diagnose(
 
 
 def _fitting_lags(stream: Stream, lags: int | None, losses: int, burn_in: int) -> int:
-    """Return how far back to look; refuse more than the data hold."""
+    """Return how far back to measure; refuse more lags than the data hold."""
     room = math.inf if stream.length is None else stream.length - burn_in - losses
     if room < 1:
         raise ValueError(

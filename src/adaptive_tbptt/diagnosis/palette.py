@@ -1,4 +1,4 @@
-"""Okabe and Ito's palette, told apart by colour-blind readers."""
+"""Okabe and Ito's palette, which colour-blind readers can distinguish."""
 
 from __future__ import annotations
 

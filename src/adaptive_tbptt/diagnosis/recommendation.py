@@ -1,4 +1,4 @@
-"""What `diagnose` says in words: what to do about a loop, and what to know about the table."""
+"""The words of `diagnose`: what to do about a loop, and what to know about the table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def recommend(rows: tuple[Row, ...], curve: LevelCurve, delta: float) -> str:
     misses = f"{who} misses {loop.bias:.0%} [{loop.low:.0%}, {loop.high:.0%}] of the gradient"
     if loop.high <= delta:
         return f"{misses}: it needs no context."
-    # The first context from which on every row is shown to keep delta.
+    # The first context from which on the upper limit of every row keeps delta.
     shown = [all(r.high <= delta for r in rows[i:]) for i in range(1, len(rows))]
     enough = next((r for r, kept in zip(rows[1:], shown, strict=True) if kept), None)
     halved = next((r for r in rows[1:] if r.bias <= loop.bias / 2), None)
@@ -36,8 +36,8 @@ def recommend(rows: tuple[Row, ...], curve: LevelCurve, delta: float) -> str:
                 f"[{last.low:.0%}, {last.high:.0%}] at {last.cost:.1f} times the cost."
             )
         return (
-            f"{misses}; {_would(halved)}. Which context brings it below {delta:.0%} "
-            f"is left open by {curve.samples} losses."
+            f"{misses}; {_would(halved)}. {curve.samples} losses leave open which context brings "
+            f"it below {delta:.0%}."
         )
     if halved is None or halved.context >= enough.context:
         return f"{misses}; {_would(enough)}."
@@ -56,7 +56,7 @@ def _would(row: Row) -> str:
 
 
 def reading_notes(curve: LevelCurve, sums: LevelSums) -> list[str]:
-    """Say what a reader should know before trusting the table."""
+    """Say what you should know before you trust the table."""
     notes = []
     if not curve.hidden:
         notes.append(
@@ -65,13 +65,13 @@ def reading_notes(curve: LevelCurve, sums: LevelSums) -> list[str]:
         )
     if math.isinf(curve.tail) and not curve.hidden and len(curve.contexts) > 2:
         notes.append(
-            f"the gradient has not decayed within {curve.lags} steps: what lies beyond them is not "
-            "part of these numbers; look further back with lags="
+            f"the gradient has not decayed within {curve.lags} steps: these numbers leave out the "
+            "bias beyond; look further back with lags="
         )
     elif math.isfinite(curve.tail) and curve.tail > 0.01:
         notes.append(
-            f"beyond {curve.lags} steps another {curve.tail:.1%} is left, by extrapolation; it is "
-            "not part of these numbers"
+            f"beyond {curve.lags} steps, extrapolation finds another {curve.tail:.1%}, which these "
+            "numbers leave out"
         )
     if sums.unreached:
         names = ", ".join(sums.unreached[:5]) + (", ..." if len(sums.unreached) > 5 else "")

@@ -1,4 +1,4 @@
-"""How the one-call diagnoses sample: which data, how much of it, in which mode."""
+"""How `diagnose` and `check_bias` sample: which data, how much of it, in which mode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..measure.sampling import Source
 from ..model.objective import Objective
 from ..model.recurrent import Recurrent
 
-GROUPS = 32  # more groups narrow an interval's own error, and cost memory
+GROUPS = 32  # more groups make the intervals themselves less noisy, and cost memory
 SIZE = 2**16  # numbers kept per level and group; models with more parameters are sketched
 
 
@@ -24,9 +24,9 @@ class Sampling:
     """How to sample.
 
     Attributes:
-        samples: at least so many losses are probed, a whole batch at a time.
-        burn_in: steps that warm the state up before anything is measured; 20 as in the release.
-        train: mode of the model: None keeps the one it is in.
+        samples: losses to probe at least, a whole batch at a time.
+        burn_in: steps that warm up the state before a measurement; 20 as in the release.
+        train: mode of the model; None keeps its mode.
         level: coverage of the intervals.
         seed: of the segments, of the dropout on each, and of any resampling.
     """
@@ -42,7 +42,7 @@ class Sampling:
             raise ValueError(f"level must be in (0, 1), got {self.level}")
 
     def require(self, segments: int | None) -> None:
-        """Refuse fewer segments than it takes to tell a gradient from noise."""
+        """Refuse fewer segments than the test of a gradient against noise needs."""
         needed = groups_needed(self.level)
         if segments is not None and segments < needed:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""How many windows `diagnose` measures: a pilot tells how many the aimed precision needs."""
+"""How many windows `diagnose` measures: a pilot shows how many the target precision needs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..estimate.level_sums import LevelSums
 from ..estimate.unbiased_norms import groups_needed
 from ..measure.sampling import LevelRequest, Source
 
-PILOT = 8  # windows that tell how many are needed
-PRECISION = 0.1  # aimed at: half the width of an interval, relative to a bias above NOTABLE
+PILOT = 8  # windows of the first stage
+PRECISION = 0.1  # the target: half the width of an interval, relative to a bias above NOTABLE
 NOTABLE = 0.05  # a smaller bias need not be known as precisely
 
 
@@ -24,10 +24,10 @@ def measure_in_two_stages(
     budget: tuple[float, int | None],
     show: bool,
 ) -> LevelSums:
-    """Measure as many windows as the aimed precision needs and the budget allows.
+    """Measure as many windows as the target precision needs and the budget allows.
 
-    The number of the second stage is fixed before it starts. Stopping as soon as an interval is
-    narrow would make intervals narrow by luck.
+    The second stage fixes its number of windows before it starts. Stopping as soon as an interval
+    is narrow would favour intervals that are narrow by luck.
 
     Args:
         source: model, loss and data.
@@ -45,7 +45,7 @@ def measure_in_two_stages(
         each = (time.monotonic() - began) / pilot
         affordable = int((seconds - (time.monotonic() - began)) / max(each, 1e-9))
         more = int(min(max(_wanted(level_bias(sums, level), pilot) - pilot, 0), affordable))
-        # Fewer would not tell a gradient from noise.
+        # Fewer could not distinguish a gradient from noise.
         more = max(more, 2 * groups_needed(level) - pilot)
     else:
         more = segments - pilot
@@ -58,9 +58,9 @@ def measure_in_two_stages(
 
 
 def _wanted(curve: LevelCurve, pilot: int) -> float:
-    """Return how many windows the precision aimed at needs, by what the pilot saw.
+    """Return how many windows the target precision needs, judged by the pilot.
 
-    A pilot whose gradient is hidden by noise does not tell: everything that the budget allows.
+    If noise hides the gradient of the pilot, that is unknown: take all that the budget allows.
     """
     if curve.hidden:
         return math.inf

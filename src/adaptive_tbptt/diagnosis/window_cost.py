@@ -1,4 +1,4 @@
-"""What a window with context costs, timed on the model itself."""
+"""The cost of a window with context, timed on the model itself."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ TURNS = 3  # of each contender; the fastest counts, the others were disturbed
 def window_costs(source: Source, losses: int, contexts: Sequence[int]) -> NDArray[np.float64]:
     """Return the time of a forward and backward pass for every context, relative to context 0.
 
-    A few contexts are timed in turn on one segment; the cost of those in between is interpolated,
-    since every step of context costs the same.
+    A few contexts are timed in turn on one segment. The others are interpolated, since every step
+    of context costs the same.
 
     Args:
         source: model, loss and data.
@@ -53,7 +53,7 @@ def window_costs(source: Source, losses: int, contexts: Sequence[int]) -> NDArra
 def _time(objective: Objective, window: Segment, state: State, context: int) -> float:
     parameters = list(trained_parameters(objective).values())
     device = objective.recurrent.device
-    # Processor time leaves out what other processes do. An accelerator runs beside the process:
+    # Processor time leaves out what other processes do. An accelerator runs asynchronously, so
     # there the wall clock counts, once the device has finished.
     accelerator = None if device.type == "cpu" else torch.get_device_module(device)
     wait = getattr(accelerator, "synchronize", lambda: None)

@@ -1,7 +1,7 @@
 """Bound the bias of truncating at K: Theorem 1, E(K) absolute and Delta(K) relative.
 
-Pure functions of arrays, in log space. The bound M on ||dH/dtheta|| is left out: it cancels in
-the ratio, so `absolute` is in units of M.
+Pure functions of arrays, in log space. The bound M on ||dH/dtheta|| cancels in the ratio, so
+`absolute` is in units of M.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class BiasCurve:
     Attributes:
         log_absolute: `(lags + 1,)`, log E(k), in units of M.
         log_relative: `(lags + 1,)`, log Delta(k); +inf where there is no bound.
-        fit: the decay that the tail rests on.
+        fit: the decay that extrapolates the tail.
     """
 
     log_absolute: Array = field(repr=False)
@@ -48,7 +48,7 @@ class BiasCurve:
         return _exp(self.log_relative)
 
     def relative_at(self, k: int) -> float:
-        """Return Delta(k) for any k; beyond the measured lags it falls as the fitted decay does."""
+        """Return Delta(k) for any k; beyond the measured lags it follows the fitted decay."""
         if k < 0:
             raise ValueError(f"k is a number of lags, got {k}")
         beyond = max(k - self.lags, 0)
@@ -68,7 +68,7 @@ class BiasCurve:
         return self.fit.tau
 
     def smallest_k(self, delta: float, k_min: int, k_max: int) -> int:
-        """Return the smallest k >= k_min whose bound is below delta; k_max + 1 for none."""
+        """Return the smallest k >= k_min whose bound is below delta; k_max + 1 if there is none."""
         log_beta = np.array([self.fit.log_beta])
         return int(smallest_k(self.log_relative[:, None], log_beta, delta, k_min, k_max)[0])
 
@@ -90,7 +90,7 @@ class BiasCurve:
         """Say in a sentence what `choose` found."""
         fit, delta, k_max = self.fit, limits.delta, limits.k_max
         if outcome is Outcome.BEYOND_MAXIMUM:
-            far = 100 * k_max  # arbitrary: how far to look for the k that would do
+            far = 100 * k_max  # arbitrary: how far to search for a k that meets delta
             first = self.smallest_k(delta, 1, far)
             where = f"; {first} would" if first <= far else ""
             return f"no k up to {k_max} meets delta={delta:g}{where}; using {k_max}"
@@ -99,16 +99,17 @@ class BiasCurve:
             Outcome.MET: f"k={k} meets delta={delta:g} {bound}",
             Outcome.MET_AT_MINIMUM: f"delta={delta:g} is met already at k_min={k}, {bound}",
             Outcome.WINDOW_TOO_SHORT: (
-                f"k={k} meets delta={delta:g}, but past tau={fit.tau}, where the bound rests on "
-                "the fitted decay alone; measure more lags"
+                f"k={k} meets delta={delta:g}, but lies past tau={fit.tau}, where the bound rests "
+                "on the fitted decay alone; measure more lags"
             ),
             Outcome.NO_DECAY: (
                 f"the gradient does not decay (beta={fit.rate} >= 1 from lag {fit.tau} on), so "
                 f"no k meets delta={delta:g}; using {k_max}"
             ),
             Outcome.NO_BOUND: (
-                "the relative bias has no bound: what is cut outweighs what is kept at every k "
-                f"that was measured (beta={fit.rate}), so no k meets delta={delta:g}; using {k_max}"
+                "the relative bias has no bound: at every measured k the bound on what is cut "
+                f"exceeds what is kept (beta={fit.rate}), so no k meets delta={delta:g}; using "
+                f"{k_max}"
             ),
         }[outcome]
 
@@ -120,16 +121,16 @@ def bias_bound(phi: ArrayLike, fit: DecayFit, gradient_norms: ArrayLike | None =
         E(K) = E phi_tau * beta^(K+1-tau) / (1 - beta)                    K >= tau
         Delta(K) = E(K) / max_k (||E g_k|| - E(k))
 
-    The paper prints beta^(K-tau) in the second line; the tail from K+1 on has one factor more, and
-    with it both lines agree at K = tau - 1.
+    The paper prints beta^(K-tau) in the second line. The tail starts at lag K+1, hence one factor
+    more; with it both lines agree at K = tau - 1.
 
     Args:
         phi: `(lags + 1,)` mean norms, `LagProfile.mean`.
         fit: from `fit_decay`.
-        gradient_norms: `(lags + 1,)`, ||E g_k|| in units of M, or a stand-in for it. None takes
-            the sums of phi and the max over k <= K, as printed: a heuristic, since the triangle
-            inequality makes the sums an upper bound of what they replace. Given, every k of the
-            measured lag is used; the authors' release gives `LagProfile.cumulative_norms`.
+        gradient_norms: `(lags + 1,)`, ||E g_k|| in units of M, or a stand-in for it; the max is
+            then over all measured k. The authors' release uses `LagProfile.cumulative_norms`. None
+            takes the sums of phi and the max over k <= K, as printed: a heuristic, since by the
+            triangle inequality the sums bound ||E g_k|| from above.
 
     >>> from adaptive_tbptt import fit_decay
     >>> phi = 0.5 ** np.arange(11.0)
@@ -155,7 +156,7 @@ def bias_bound(phi: ArrayLike, fit: DecayFit, gradient_norms: ArrayLike | None =
 
 
 def _check(norms: Array, name: str) -> None:
-    """Refuse what is no norm; at lag 0 NaN stands for one that was not measured."""
+    """Refuse anything but norms; NaN at lag 0 means that it was not measured."""
     bad = ~(np.isfinite(norms) & (norms >= 0.0))
     bad[:1] &= ~np.isnan(norms[:1])
     if bad.any():
@@ -171,7 +172,7 @@ def log_bounds(
     Args:
         phi: `(lags + 1, curves)`.
         log_beta: `(curves,)`.
-        tau: shared by all curves, as are the gradient norms.
+        tau: shared by all curves, like the gradient norms.
         gradient_norms: `(lags + 1,)`, as in `bias_bound`.
     """
     log_phi = _log(phi)
@@ -183,7 +184,7 @@ def log_bounds(
     before = np.logaddexp.accumulate(terms)[::-1] if tau > 0 else terms
     log_absolute = np.where(decays, np.vstack([before, beyond]), np.inf)
 
-    # The denominator is a difference, so it is taken outside log space, in units of max phi.
+    # The denominator is a difference: compute it outside log space, in units of max phi.
     unit = log_phi.max(axis=0)
     unit = np.where(np.isfinite(unit), unit, 0.0)
     lost = _exp(log_absolute - unit)
@@ -201,16 +202,16 @@ def log_bounds(
 def smallest_k(
     log_relative: Array, log_beta: Array, delta: float, k_min: int, k_max: int
 ) -> NDArray[np.int64]:
-    """Return the smallest k >= k_min that meets delta, for many curves; k_max + 1 for none.
+    """Return the smallest k >= k_min that meets delta, for many curves; k_max + 1 if none does.
 
-    Beyond the measured lags the bound falls as the fitted decay does.
+    Beyond the measured lags the bound follows the fitted decay.
 
     Args:
         log_relative: `(lags + 1, curves)`, nonincreasing in k.
         log_beta: `(curves,)`.
         delta: the tolerance.
         k_min: smallest k to return.
-        k_max: largest k of interest.
+        k_max: largest k to try.
     """
     lags, asked = len(log_relative) - 1, math.log(delta)
     # Bisection beyond the lags, because k_max may be far larger than memory: `high` meets delta.

@@ -1,7 +1,7 @@
 """Fit the geometric decay E phi_{k+1} <= beta E phi_k, k >= tau, of Assumption (A-1).
 
-Pure functions of arrays. The printed estimators read `beta = log[...]`; what they mean, and what
-is computed here, is log beta = slope, so beta = exp(slope).
+Pure functions of arrays. The printed estimators read `beta = log[...]`. They mean log beta = slope,
+so we compute beta = exp(slope).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ QUANTILE = 0.9  # of the slopes, for method 'quantile'; arbitrary
 
 @dataclass(frozen=True)
 class DecayFit:
-    """The decay rate and where it was read off.
+    """The decay rate and the lags it was fitted on.
 
     Attributes:
-        beta: decay per lag; 0 where the gradient is exactly zero from `tau` on.
+        beta: decay per lag; 0 if the gradient is exactly zero from `tau` on.
         log_beta: its logarithm, the fitted slope.
         tau: first lag of the fit.
-        last: last lag of the fit: the end, or the last lag that the number format resolved.
+        last: last lag of the fit: the last measured, or the last that the number format resolves.
         lags: number of lags used.
         stderr: standard error of the least-squares slope (NaN with two lags, or other methods).
         method: 'ols', 'max' or 'quantile'.
@@ -46,12 +46,12 @@ class DecayFit:
 
     @property
     def decays(self) -> bool:
-        """Whether beta < 1, without which there is no bound."""
+        """Whether beta < 1; otherwise there is no bound."""
         return self.beta < 1.0
 
     @property
     def rate(self) -> str:
-        """Beta in digits enough to see on which side of 1 it is."""
+        """Beta with enough digits to show on which side of 1 it lies."""
         apart = abs(1.0 - self.beta)
         digits = 1 - math.floor(math.log10(apart)) if 0.0 < apart < 1e-3 else 4
         return f"{self.beta:.{digits}g}"
@@ -75,16 +75,16 @@ def fit_decay(
             or float64 at the end of the curve.
 
     Returns:
-        The fit. Lags lost to underflow are left out: tau slides to the same fraction of the last
-        resolved lag and `tail` says so. Exact zeros that follow values far above the floor are
-        true zeros: beta is 0, if they fill at least half of the lags to be fitted.
+        The fit. It leaves out lags that underflowed: tau slides to the same fraction of the last
+        resolved lag, and `tail` is 'underflow'. Exact zeros after values far above the floor are
+        true zeros; beta is 0 if they fill at least half of the lags to be fitted.
 
     Choosing tau: it must lie past the lags where the curve still bends. The paper uses 0.9 of the
     measured lags and saw little change once it was large enough; the release uses 0.8 for the copy
     task.
 
-    Choosing a method: 'ols' averages the noise out and is the paper's choice in practice; 'max' is
-    the cautious one and is decided by the single worst pair of lags.
+    Choosing a method: 'ols' averages the noise out and is the paper's choice in practice. 'max' is
+    more cautious: the single worst pair of lags decides.
 
     >>> fit = fit_decay(0.8 ** np.arange(101))
     >>> round(fit.beta, 12), fit.tau, fit.lags
@@ -96,13 +96,13 @@ def fit_decay(
     last, tail = resolve(curve, floor)
     asked = _first_lag(tau, end)
     if tail == "zero" and 2 * (end - last) > end - asked:
-        # Zeros fill at least half of the lags to be fitted; a stray one at the end is left out.
+        # Zeros fill at least half of the lags to be fitted; a stray zero at the end is ignored.
         start, last, slope, stderr = max(asked, last + 1), end, -math.inf, math.nan
         lags = np.arange(start, end + 1)
     else:
         tail = "measured" if tail == "zero" else tail
-        # Underflow took the end of the end: tau keeps its fraction of what is left, unless it
-        # is a lag that is still there.
+        # Underflow took the last lags: tau keeps its fraction of those left, unless it was given as
+        # a lag that is still among them.
         kept = isinstance(tau, Integral) and tau < last
         start = asked if kept or last == end else _first_lag(asked / end, last)
         lags = fitted_lags(curve, min(start, last - 1), last)
@@ -123,13 +123,13 @@ def fit_decay(
 
 
 def fitted_lags(curve: Array, start: int, last: int) -> NDArray[np.int64]:
-    """Return the lags from `start` to `last` whose norm is not zero, which has no logarithm."""
+    """Return the lags from `start` to `last` with a positive norm: zero has no logarithm."""
     start = max(start, 0)
     lags = start + np.flatnonzero(curve[start : last + 1] > 0.0)
     if len(lags) < 2:
         raise ValueError(
             "a decay needs at least two norms above zero and above the floor of the number "
-            f"format; from lag {start} on there are {len(lags)}. Measure a longer end, or lower tau"
+            f"format; from lag {start} on there are {len(lags)}. Measure more lags, or lower tau"
         )
     return lags
 
@@ -141,8 +141,8 @@ def slopes(lags: NDArray[np.int64], log_phi: Array, method: Method) -> Array:
         centred = lags - lags.mean()
         return np.asarray(centred @ log_phi / (centred @ centred))
     if method == "max":
-        # A slope between distant lags is a mean of the slopes in between, so the largest slope
-        # over all pairs is one between neighbours.
+        # A slope between distant lags is a mean of the slopes in between, so the largest of all
+        # slopes lies between neighbours.
         steps = np.diff(log_phi, axis=0) / np.diff(lags)[:, None]
         return np.asarray(steps.max(axis=0))
     i, j = np.triu_indices(len(lags), k=1)
@@ -153,8 +153,8 @@ def slopes(lags: NDArray[np.int64], log_phi: Array, method: Method) -> Array:
 def resolve(curve: Array, floor: float | None = None) -> tuple[int, Tail]:
     """Return the last lag above the floor of the number format, and what lies beyond it.
 
-    A curve that decayed down to the floor and ends in denormals or zeros underflowed there; a
-    curve that drops to exact zero from far above the floor really ends (the nilpotent RNN).
+    A curve that decays down to the floor and ends in denormals or zeros has underflowed. A curve
+    that drops to exact zero from far above the floor is truly zero (the nilpotent RNN).
     """
     positive = curve[curve > 0.0]
     if positive.size == 0:
@@ -165,7 +165,7 @@ def resolve(curve: Array, floor: float | None = None) -> tuple[int, Tail]:
     last = int(above[-1]) if above.size else -1
     if last == len(curve) - 1:
         return last, "measured"
-    # An arbitrary margin of 10^6: a decay that ended this close to the floor ended because of it.
+    # An arbitrary margin of 10^6: a decay that ends this close to the floor ends because of it.
     return last, "zero" if smallest > 1e6 * lowest else "underflow"
 
 
@@ -183,7 +183,7 @@ _FORMATS: list[Any] = [np.finfo(np.float32), np.finfo(np.float64)]
 
 
 def _guess_floor(smallest: float) -> float:
-    """Return the floor of the format in whose denormal range the curve ends; 0 if in none."""
+    """Return the floor of the format in whose denormal range the curve ends; 0 if it is in none."""
     for form in _FORMATS:
         # A mean of many samples may lie below every number of their format.
         if float(form.smallest_subnormal) / 1e6 <= smallest < float(form.tiny):
@@ -197,7 +197,7 @@ def _curve(phi: ArrayLike) -> Array:
         raise ValueError(
             f"phi must be (lags,) or (lags, samples) with at least two lags, got {values.shape}"
         )
-    if np.isnan(values[0]).all():  # lag 0 was not exposed: it counts as 0
+    if np.isnan(values[0]).all():  # the model does not expose lag 0: it counts as 0
         values = values.copy()
         values[0] = 0.0
     bad = ~np.isfinite(values) | (values < 0.0)
@@ -230,5 +230,5 @@ def _check_options(tau: int | float, end: int, method: str) -> None:
         raise ValueError(f"tau must be a lag in [0, {end - 1}] for {end} lags, got {tau}")
     if not isinstance(tau, Integral) and not 0.0 <= tau < 1.0:
         raise ValueError(
-            f"tau must be a fraction in [0, 1) of the lags, got {tau}; a lag is given as an int"
+            f"tau must be a fraction in [0, 1) of the lags, got {tau}; pass a lag as an int"
         )

@@ -1,4 +1,4 @@
-"""What the probe measured: the gradient norms of one batch of losses, lag by lag."""
+"""The gradient norms of one batch of losses, lag by lag, as the probe measures them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ Array = NDArray[np.float64]
 class LagProfile:
     """phi_k = ||dL_s / dh_{s-k}|| for k = 0..lags, one column per sampled loss.
 
-    Lag 0 is the gradient with respect to what the readout of step s sees. For k >= 1 it is the
-    gradient with respect to the whole state that enters step s-k+1.
+    Lag 0 is the gradient with respect to what the readout of step s sees, lag k >= 1 that with
+    respect to the whole state that enters step s-k+1.
 
     Attributes:
-        state_norms: `(lags + 1, samples)`; row 0 is NaN where lag 0 is not exposed.
+        state_norms: `(lags + 1, samples)`; row 0 is NaN if the model does not expose lag 0.
         component_norms: the same for each part of the state (layer by layer, h and c apart).
         cumulative_gradient: `(lags + 1, dims)`, E_s sum_{1<=j<=k} dL_s/dh_{s-j}. As in the
-            authors' release it begins with the state that enters the step of the loss: lag 0, what
-            the readout sees, is no part of it.
-        floor: norms below it are not resolved by the number format of the gradients.
+            authors' release it starts at lag 1, the state that enters the step of the loss.
+        floor: the smallest norm that the number format of the gradients resolves.
         train: whether the model was in training mode.
         burn_in: steps that warmed the state up before the first lag.
-        last_squares: for each part of the state `(dims,)`, the mean square of every entry of the
-            gradient at the last lag: where it survives.
+        last_squares: for each part of the state `(dims,)`, the mean square of each entry of the
+            gradient at the last lag; it shows where the gradient survives.
     """
 
     state_norms: Array
@@ -55,7 +54,7 @@ class LagProfile:
 
     @property
     def measured(self) -> Array:
-        """`state_norms` with 0 at lag 0 where it was not exposed, which can only enlarge k."""
+        """`state_norms`, with 0 for a lag 0 that is not exposed; this can only enlarge k."""
         return np.nan_to_num(self.state_norms, nan=0.0)
 
     @property
@@ -66,19 +65,19 @@ class LagProfile:
     @property
     def cumulative_norms(self) -> Array:
         """`(lags + 1,)`: norms of `cumulative_gradient`; the authors' release divides by them."""
-        # hypot, because the squares of a tiny or huge gradient leave float64.
+        # hypot, because the squares of a tiny or huge gradient leave the range of float64.
         return np.hypot.reduce(self.cumulative_gradient, axis=1)
 
     @property
     def underflowed(self) -> NDArray[np.bool_]:
-        """`(lags + 1,)`: lags whose mean fell below the floor of the number format, for good."""
+        """`(lags + 1,)`: lags past the last one above the floor of the number format."""
         last, tail = resolve(self.mean, self.floor)
         return (np.arange(self.lags + 1) > last) & (tail == "underflow")
 
     def brief(self, most: int = 101) -> dict[str, list[Any]]:
         """Return means in four digits at up to `most` evenly spaced lags, for a log.
 
-        Lags that are not measured or not resolved are None.
+        A lag that was not measured or not resolved is None.
         """
         mean, ends = self.mean, self.lags
         lags = np.unique(np.linspace(0, ends, min(most, ends + 1)).round().astype(int)).tolist()
@@ -97,13 +96,13 @@ class LagProfile:
         squares = np.sort(self.last_squares[name])[::-1]
         few = int(np.searchsorted(np.cumsum(squares), 0.9 * squares.sum()) + 1)
         return (
-            f"beta={beta:.4g} hardly decays over {self.lags} lags: {shares[name] / total:.0%} of "
-            f"the squared gradient left there is in {name}, nine tenths of that in {few} of its "
-            f"{len(squares)} dimensions"
+            f"the gradient hardly decays over {self.lags} lags (beta={beta:.4g}): "
+            f"{shares[name] / total:.0%} of the squared gradient left is in {name}, nine tenths of "
+            f"that in {few} of its {len(squares)} dimensions"
         )
 
     def scaled(self, factor: float) -> LagProfile:
-        """Return the profile of a loss that is `factor` times this one's."""
+        """Return the profile of the loss multiplied by `factor`."""
         return replace(
             self,
             state_norms=self.state_norms * factor,
@@ -114,7 +113,7 @@ class LagProfile:
         )
 
     def silent(self, samples: int) -> LagProfile:
-        """Return a profile like this one of so many samples without a loss."""
+        """Return a profile of the same shape for `samples` rows without a loss: all zeros."""
         nothing = np.zeros((self.lags + 1, samples))
         return replace(
             self,

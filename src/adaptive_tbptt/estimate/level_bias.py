@@ -2,8 +2,8 @@
 
     b_j = ||E sum_{i>j} Delta_i|| / ||E sum_i Delta_i||
 
-Delta_i is what level i adds (`level_sums.py`). Both norms are estimated from the same groups of
-segments and freed of their noise; nothing is bounded, and nothing about decay is assumed. The
+Delta_i is what level i adds (`level_sums.py`). Both norms come from the same groups of segments,
+with the expected noise subtracted. This is a measurement, not a bound, and assumes no decay. The
 expectation is over windows of the data set.
 """
 
@@ -27,8 +27,8 @@ Array = NDArray[np.float64]
 class LevelCurve:
     """The measured relative bias at every context, with an interval.
 
-    The interval covers what another sample of segments would change. It does not cover what lies
-    beyond the longest context: `tail` extrapolates that.
+    The interval covers the choice of segments. It does not cover the bias beyond the longest
+    context: `tail` extrapolates that.
 
     Attributes:
         contexts: c_0 = 0 to c_J; c_J is the reference, so its bias is 0.
@@ -36,9 +36,9 @@ class LevelCurve:
         low: `(levels,)`, lower limits.
         high: `(levels,)`, upper limits; infinite if noise hides the gradient.
         tail: relative bias that is left beyond the longest context, extrapolated from the last two
-            levels; infinite where they do not decay, 0 where noise hides the last one.
-        beta: decay per step over the last two levels; NaN where they do not tell.
-        gradient_norm: ||E g||, freed of noise.
+            levels; infinite if they do not decay, 0 if noise hides the last one.
+        beta: decay per step over the last two levels; NaN if unknown.
+        gradient_norm: ||E g||, with the expected noise subtracted.
         chance: how often noise alone would look as much like a gradient.
         losses: K2 of the window.
         samples: losses that were backpropagated.
@@ -64,12 +64,12 @@ class LevelCurve:
 
     @property
     def tau(self) -> int:
-        """The context from which `beta` was read off."""
+        """The context from which on `beta` was fitted."""
         return self.contexts[max(len(self.contexts) - 3, 0)]
 
     @property
     def hidden(self) -> bool:
-        """Whether noise hides the gradient, so that more samples are needed."""
+        """Whether noise hides the gradient; more samples would help."""
         return not math.isfinite(self.high[0])
 
     def at(self, k: int) -> int:
@@ -90,11 +90,11 @@ class LevelCurve:
     def open_range(self, limits: Limits) -> tuple[int, int | None]:
         """Return the smallest context that may meet delta, and the smallest that surely does.
 
-        A context counts as meeting delta only if every longer one does. The extrapolated tail is
-        added to what must be met: without it the longest context would meet every delta.
+        A context counts as meeting delta only if every longer one does. The upper limits include
+        the extrapolated tail: without it the longest context would meet every delta.
         """
         tail = self.tail if math.isfinite(self.tail) else 1.0
-        # Past its maximum a curve must stay below delta for good.
+        # The bias need not fall monotonically: a context counts only if all longer ones do.
         low = np.maximum.accumulate(self.low[::-1])[::-1]
         high = np.maximum.accumulate((self.high + tail)[::-1])[::-1]
         inside = [k for k in self.contexts if limits.k_min <= k <= limits.k_max] or [limits.k_max]
@@ -105,8 +105,8 @@ class LevelCurve:
     def choose(self, limits: Limits) -> tuple[int, Outcome]:
         """Return the smallest context that surely meets delta.
 
-        The answer is resolved where that context is at most one level above the smallest one that
-        may meet delta. Otherwise k moves only as far as the evidence demands.
+        The answer is resolved if that context is at most one level above the smallest one that may
+        meet delta. Otherwise k moves only as far as the evidence demands.
         """
         may, sure = self.open_range(limits)
         if sure is None and not self.hidden and self.low[self.at(limits.k_max)] > limits.delta:
@@ -131,14 +131,14 @@ class LevelCurve:
             return f"no k up to {limits.k_max} meets {delta}: {measured} at {k}; using {k}"
         if self.hidden:
             return (
-                f"noise hides the gradient of {self.samples} losses: it is not told from zero with "
-                f"{self.level:.0%} confidence; using k={k}"
+                f"noise hides the gradient of {self.samples} losses: it does not differ from zero "
+                f"with {self.level:.0%} confidence; using k={k}"
             )
         may, sure = self.open_range(limits)
         if math.isinf(self.tail):
             return (
-                f"the gradient has not decayed within {self.lags} steps, so what lies beyond them "
-                f"is not known; using k={k}"
+                f"the gradient has not decayed within {self.lags} steps, so the bias beyond them "
+                f"is unknown; using k={k}"
             )
         most = limits.k_max if sure is None else sure
         return (
@@ -147,7 +147,7 @@ class LevelCurve:
         )
 
     def brief(self) -> dict[str, list[Any]]:
-        """Return contexts and biases in four digits, for a log; what is not known is None."""
+        """Return contexts and biases in four digits, for a log; unknown ones are None."""
 
         def short(values: Array) -> list[float | None]:
             return [float(f"{v:.4g}") if math.isfinite(v) else None for v in values]
@@ -164,7 +164,7 @@ def level_bias(sums: LevelSums, level: float = 0.9) -> LevelCurve:
     """Measure the relative bias of every context.
 
     Args:
-        sums: gradients by level, of at least two groups.
+        sums: gradients by level, from at least two groups.
         level: coverage of the intervals: Fieller's limits of b squared from a jackknife over the
             groups, with Student's quantile, then the root.
     """
@@ -201,18 +201,18 @@ def level_bias(sums: LevelSums, level: float = 0.9) -> LevelCurve:
 
 
 def _beyond(sums: LevelSums, products: Array, norm: float, level: float) -> tuple[float, float]:
-    """Extrapolate what lies beyond the longest context from what the last two levels add.
+    """Extrapolate the bias beyond the longest context from what the last two levels add.
 
-    If the lags contribute as beta^k, a level of b steps adds beta^a (1 - beta^b) / (1 - beta^a)
-    times what a level of a steps before it adds, and everything after it adds beta^b / (1 - beta^b)
-    times its own part.
+    If lag k contributes beta^k, then a level of b steps adds beta^a (1 - beta^b) / (1 - beta^a)
+    times as much as the level of a steps before it. Everything beyond adds beta^b / (1 - beta^b)
+    times as much as the level of b steps.
     """
     if len(sums.contexts) < 3:
         return math.inf, math.nan
     grams = np.stack([products[-2, -2], products[-1, -1]])
     before, newest = squared_means(grams, sums.counts).value
     if newest <= 0.0 or chance(grams[1]) > (1 - level) / 2:
-        return 0.0, math.nan  # nothing is seen of the last level, let alone beyond it
+        return 0.0, math.nan  # noise hides the last level, and more so what lies beyond
     if before <= 0.0:
         return math.inf, math.nan
     c = sums.contexts

@@ -26,14 +26,14 @@ def levels_up_to(lags: int, *further: int) -> tuple[int, ...]:
 class LevelSums:
     """What each level adds to the parameter gradient of a training window.
 
-    A window carries K2 losses after a context. Level 0 is the gradient without any context, level
-    j what the steps between contexts c_{j-1} and c_j add. Levels 0..j together are the gradient of
-    a window with context c_j.
+    A window carries K2 losses after a context. Level 0 is the gradient without context; level j is
+    what the steps between contexts c_{j-1} and c_j add. The sum of levels 0..j is the gradient of a
+    window with context c_j.
 
     Attributes:
         contexts: 0 = c_0 < c_1 < ... < c_J.
         vectors: `(groups, levels, size)`, gradients summed over the losses of each group; sketched
-            where the model has more than `size` parameters.
+            if the model has more than `size` parameters.
         counts: `(groups,)`, losses of each group. Groups are independent of each other.
         losses: K2, the steps of a window that carry a loss.
         unreached: names of parameters that no gradient reached at any level.
@@ -52,7 +52,7 @@ class LevelSums:
 
     @property
     def lags(self) -> int:
-        """The longest context: what shorter ones are compared with."""
+        """The longest context, the reference for all shorter ones."""
         return self.contexts[-1]
 
     @property
@@ -71,11 +71,11 @@ class LevelSums:
         return int(self.counts.sum())
 
     def slow_part(self, beta: float) -> str | None:
-        """Return None: levels do not tell parts of the state apart."""
+        """Return None: levels do not distinguish parts of the state."""
         return None
 
     def newest(self, groups: int) -> LevelSums:
-        """Return the last so many groups."""
+        """Return the last `groups` groups."""
         start = max(self.groups - groups, 0)
         return replace(self, vectors=self.vectors[start:], counts=self.counts[start:])
 

@@ -17,16 +17,16 @@ class Outcome(Enum):
         MET: a k between k_min and k_max meets delta.
         MET_AT_MINIMUM: k_min meets it already.
         WINDOW_TOO_SHORT: met, but past tau, by the fitted decay alone.
-        BEYOND_MAXIMUM: only a k above k_max would; k_max is used.
-        NO_DECAY: beta >= 1, so nothing is bounded; k_max is used.
-        NO_BOUND: what is cut may outweigh what is kept at every k; k_max is used.
+        BEYOND_MAXIMUM: only a k above k_max would meet it; k_max is used.
+        NO_DECAY: beta >= 1, so there is no bound; k_max is used.
+        NO_BOUND: at every k the cut part may outweigh the kept part; k_max is used.
         UNRESOLVED: noise hides the answer; more samples are needed.
         HELD_BACK: a wrapper keeps k below the one that meets delta.
     """
 
     MET = "met"
     MET_AT_MINIMUM = "met already at k_min"
-    WINDOW_TOO_SHORT = "met by the fitted decay alone, too few lags were measured to see it"
+    WINDOW_TOO_SHORT = "met only by the fitted decay, measure more lags to see it"
     BEYOND_MAXIMUM = "met only beyond k_max"
     NO_DECAY = "the gradient does not decay"
     NO_BOUND = "the relative bias has no bound"
@@ -41,14 +41,14 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a choice of k is bound by.
+    """The constraints on a choice of k.
 
     Attributes:
         delta: tolerated relative bias of the gradient, in (0, 1).
         k_min: smallest k to choose.
-        k_max: largest k to choose, also where delta cannot be met.
-        k_now: the k in use. Where noise leaves several k open, the choice moves away from it only
-            as far as the evidence demands; None takes the largest of them.
+        k_max: largest k to choose, even if delta cannot be met.
+        k_now: the k in use. If noise leaves several k open, the choice moves away from it only as
+            far as the evidence demands; None takes the largest of them.
     """
 
     delta: float
@@ -79,11 +79,11 @@ class TruncationDecision:
 
     Attributes:
         k: truncation length; the gradient keeps lags 0..k.
-        relative_bias: the relative bias at `k`, or a bound on it; infinite where there is none.
+        relative_bias: the relative bias at `k`, or a bound on it; infinite if there is none.
         outcome: what happened; `outcome.met` tells whether delta is kept.
         message: the outcome as a sentence.
-        delta: the tolerance that was asked for.
-        beta: the decay rate behind it.
+        delta: the tolerance.
+        beta: the decay rate behind the choice.
         tau: the lag from which the rate was fitted.
     """
 
@@ -97,7 +97,7 @@ class TruncationDecision:
 
 
 class Curve(Protocol):
-    """The relative bias against the truncation length, however it was found."""
+    """The relative bias against the truncation length, measured or bounded."""
 
     @property
     def beta(self) -> float:
@@ -129,14 +129,14 @@ def choose_truncation(
 
     Args:
         bias: from `bias_bound`, or measured by level.
-        delta: as in `Limits`, like the others.
+        delta: the tolerated relative bias; see `Limits`.
         k_min: smallest k to return.
         k_max: largest k to return.
         k_now: the k in use.
 
-    Choosing delta: bias worsens the bound of Theorem 2 on ||g||^2 by 1 / (1 - delta), that is by
-    11 % at 0.1, twice at 0.5 and ten times at 0.9; a larger delta gives a smaller k and so more
-    updates for the same data. The paper tries 0.9, 0.5 and 0.1.
+    Choosing delta: bias multiplies Theorem 2's bound on ||g||^2 by 1 / (1 - delta): 1.11 at 0.1, 2
+    at 0.5 and 10 at 0.9. A larger delta gives a smaller k, and so more updates from the same data.
+    The paper tries 0.9, 0.5 and 0.1.
 
     >>> import numpy as np
     >>> from adaptive_tbptt import bias_bound, fit_decay

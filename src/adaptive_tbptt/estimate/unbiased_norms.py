@@ -1,8 +1,8 @@
 """||E v||^2 from noisy samples of v: the norm of a mean is biased upwards, this estimate is not.
 
-The square of a sum of independent vectors, less their own squares, holds only products of
-different ones, whose mean is ||E v||^2: a U-statistic. Everything here works on the Gram matrix of
-the vectors, so it does not matter how long they are.
+The squared norm of a sum of independent vectors, less their own squared norms, is a sum of products
+of different vectors. The mean of each product is ||E v||^2: a U-statistic. All functions take the
+Gram matrix of the vectors, so the cost does not depend on their length.
 """
 
 from __future__ import annotations
@@ -44,17 +44,16 @@ def squared_means(gram: Array, sizes: Array) -> SquaredMeans:
 
 
 def _per_pair(total: Array, pairs: Array, samples: float) -> Array:
-    """Divide; one group alone has no pairs: its estimate is 0, which reads as hidden by noise."""
+    """Divide; a single group has no pairs, so its estimate is 0, which reads as hidden by noise."""
     there = np.broadcast_to(pairs > 1e-9 * samples**2, total.shape)  # 1e-9: rounding
     return np.divide(total, pairs, out=np.zeros(total.shape), where=there)
 
 
 def chance(gram: Array, flips: int = 2000, seed: int = 0) -> float:
-    """Return how often vectors without a mean would look as much like having one as these do.
+    """Return the p-value of a zero mean: how often noise alone would give as large a norm.
 
     A sign-flip test: if the mean is zero and the noise symmetric, every choice of signs is as
-    likely as the one that was drawn. Unlike a standard error it allows heavy tails, which gradients
-    have.
+    likely as the observed one. Unlike a standard error, it allows for the heavy tails of gradients.
 
     Args:
         gram: `(groups, groups)`, inner products of the vectors.
@@ -64,15 +63,15 @@ def chance(gram: Array, flips: int = 2000, seed: int = 0) -> float:
     across = np.array(gram, dtype=np.float64)
     np.fill_diagonal(across, 0.0)
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(flips, len(across)))
-    signs[0] = 1.0  # the choice that was drawn counts as well
+    signs[0] = 1.0  # the observed choice counts as well
     values = np.einsum("fg,fg->f", signs @ across, signs)
     return float((values >= across.sum() * (1 - 1e-12)).mean())
 
 
 def groups_needed(level: float) -> int:
-    """Return how many groups it takes for `chance` to fall to what `level` leaves on one side.
+    """Return how many groups `chance` needs to be able to fall to (1 - level) / 2.
 
-    All signs as they were drawn, or all turned, look the same: two choices of 2^groups.
+    The observed signs, and all of them flipped, give the same value: two of 2^groups choices.
     """
     return max(2, math.ceil(1 - math.log2((1 - level) / 2)))
 
@@ -80,11 +79,11 @@ def groups_needed(level: float) -> int:
 def ratio_limits(
     above: SquaredMeans, below: SquaredMeans, quantile: float
 ) -> tuple[Array, Array] | None:
-    """Return Fieller's limits (1954) of above / below; None where `below` may be zero.
+    """Return Fieller's limits (1954) of above / below; None if `below` may be zero.
 
-    They are the ratios r for which above - r below may be zero, by a jackknife over the groups. An
-    error of the ratio itself would be too small where noise nearly hides `below`: it is told from
-    noise only if luck made it large, and the ratio is too small then.
+    They enclose the ratios r for which above - r below may be zero, by a jackknife over the groups.
+    A standard error of the ratio would be too small if noise nearly hides `below`: `below` passes
+    the test for noise only if luck made it large, and then the ratio is too small.
 
     Args:
         above: `(...)`.
@@ -92,7 +91,7 @@ def ratio_limits(
         quantile: of the errors, such as Student's.
     """
     groups = below.without_group.shape[-1]
-    if groups < 3:  # one of two left out leaves no pair
+    if groups < 3:  # without one of two groups there is no pair left
         return None
     a = above.without_group - above.without_group.mean(axis=-1, keepdims=True)
     b = below.without_group - below.without_group.mean()
@@ -109,7 +108,7 @@ def ratio_limits(
 def student_quantile(level: float, groups: int) -> float:
     """Return the quantile of Student's t with `groups - 1` degrees of freedom.
 
-    Hill's expansion: from four degrees of freedom on right to a per cent, up to level 0.99.
+    Hill's expansion: within 1 % from four degrees of freedom on, up to level 0.99.
     """
     z, nu = NormalDist().inv_cdf(level), max(groups - 1, 1)
     return float(

@@ -1,4 +1,4 @@
-"""Truncated backpropagation in a user's own loop: windows of a stream, K chosen on the way."""
+"""Truncated backpropagation in your own loop: windows of a stream, K chosen on the way."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ class Windows:
         self._owner, self._stream = owner, stream
 
     def __len__(self) -> int:
-        """Return how many windows are left if K stays what it is now.
+        """Return how many windows are left if K does not change.
 
-        K changes on the way, so the number is a forecast. A scheduler that should follow the data
-        rather than the number of updates is stepped by `window.progress`.
+        K may change, so the number is a forecast. If a scheduler should follow the data rather than
+        the number of updates, step it by `window.progress`.
         """
         length, k = self._stream.length, self._owner.k
         if length is None or k is None:
             raise TypeError(
-                "the number of windows is not known: the stream has no known length, or K was "
-                "not estimated yet"
+                "the number of windows is unknown: the stream has no known length, or K was not "
+                "estimated yet"
             )
         return math.ceil((length - self._stream.cursor) / self._owner.losses_per_window(k))
 
@@ -70,24 +70,23 @@ class AdaptiveTBPTT:
         losses: K2, the steps of a window that carry a loss; None is `losses_per_k` times K. The
             window is K + K2 steps, so that every loss sees lags 0..K whatever K2 is.
         losses_per_k: K2 as a multiple of K, instead of `losses`; None is 1, the paper's choice.
-        overlap: False leaves the context out: BPTT(K2, K2), as frameworks do it; the first loss of
+        overlap: False leaves the context out: BPTT(K2, K2), as frameworks do it. The first loss of
             a window then sees lag 0 alone, and no bound holds.
-        estimates_per_epoch: how often K is estimated (alpha in the paper).
-        estimate_every: the same in steps; it is needed for streams whose length is not known.
-        burn_in: steps that warm up the state before an estimate measures; 20 as in the release.
-        count_losses: `count_losses(targets)` counts the losses that targets hold, for masked
-            losses. None counts every step of every row, less `loss_fn.ignore_index` where it has
-            one.
+        estimates_per_epoch: how often to estimate K (alpha in the paper).
+        estimate_every: steps between estimates; needed if the stream's length is unknown.
+        burn_in: steps that warm up the state before a measurement; 20 as in the release.
+        count_losses: `count_losses(targets)` counts the unmasked losses in targets. None counts
+            every step of every row, minus targets equal to `loss_fn.ignore_index`.
         batch_first: layout of the model, as in `probe`; streams are time first.
         state_batch_dim: as in `probe`.
-        seed: of the random segments that are probed.
-        ranks: the processes that train together; None is all of torch.distributed where it is
-            initialised. Each is given the whole stream and trains on its share of the rows;
+        seed: of the random segments to measure on.
+        ranks: the processes that train together; None is all of torch.distributed if it is
+            initialised. Pass each the whole stream: it trains on its share of the rows, while
             gradients, probes and K are those of all rows.
 
     Attributes:
-        objective: model and loss as they are used here.
-        truncation: what the controller has decided and remembers.
+        objective: model and loss.
+        truncation: the state of the controller.
         history: every estimate of K so far.
         evidence: what the last estimate measured; None before the first.
         probed_steps: steps of data that estimates measured on.
@@ -141,13 +140,13 @@ class AdaptiveTBPTT:
         self.controller = as_controller(controller)
         if isinstance(self.controller, Unbiased) and (losses is None or not overlap):
             raise ValueError(
-                "Unbiased draws a context for windows of a fixed length: say how many losses they "
-                "carry, such as losses=35, and leave overlap=True"
+                "Unbiased draws a context for windows of a fixed length: pass the number of losses "
+                "they carry, such as losses=35, and leave overlap=True"
             )
         if self.controller.k_max == 0 and losses is None:
             raise ValueError(
-                "a truncation length of 0 leaves a window no context: say how many losses it "
-                "carries, such as losses=35"
+                "with a truncation length of 0 a window has no context: pass the number of losses "
+                "it carries, such as losses=35"
             )
         self.ranks = present_ranks() if ranks is None else ranks
         for module in self.objective.modules:
@@ -167,7 +166,7 @@ class AdaptiveTBPTT:
 
     @property
     def recurrent(self) -> Recurrent:
-        """The model as it is used here."""
+        """The wrapped model."""
         return self.objective.recurrent
 
     @property
@@ -177,17 +176,17 @@ class AdaptiveTBPTT:
 
     @property
     def count_losses(self) -> CountLosses:
-        """How many losses some targets hold."""
+        """The rule that counts the losses in targets."""
         return self.objective.count_losses
 
     @property
     def modules(self) -> list[nn.Module]:
-        """The model, and the loss where it is a module: it may have parameters of its own."""
+        """The model, and the loss if it is a module: it may have parameters of its own."""
         return self.objective.modules
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """What training changes, each parameter once."""
+        """The parameters of model and loss, each once."""
         return self.objective.parameters
 
     @property
@@ -207,7 +206,7 @@ class AdaptiveTBPTT:
 
     @property
     def data_steps(self) -> int:
-        """Steps of data used so far, those that were probed included, as the paper counts."""
+        """Steps of data used so far, probed steps included, as the paper counts."""
         return self.trained_steps + self.probed_steps
 
     def losses_per_window(self, k: int) -> int:
@@ -219,16 +218,16 @@ class AdaptiveTBPTT:
     def windows(self, stream: Stream) -> Windows:
         """Return the windows of an epoch, from the stream's cursor on.
 
-        A stream at its start begins from the initial state. One that was left or restored in the
-        middle of an epoch goes on where it was.
+        A stream at its start begins from the initial state. A stream in the middle of an epoch
+        continues with the carried state.
         """
         require_stream(stream)
         return Windows(self, stream)
 
     def prepare(self, stream: Stream) -> None:
-        """Look once at the first steps: check what is assumed, learn how the model is laid out.
+        """Check the library's assumptions once on the first steps, and choose the probe's path.
 
-        A run that goes on from a checkpoint was looked at when it began.
+        A run resumed from a checkpoint was checked when it began.
         """
         part = self.ranks.deal(stream)
         if self._prepared or self.trained_steps or part.available(part.cursor + 1) == part.cursor:
@@ -241,7 +240,7 @@ class AdaptiveTBPTT:
 
     @property
     def request(self) -> Request | None:
-        """What the next estimate will measure; None where K is fixed."""
+        """What the next estimate will measure; None if K is fixed."""
         return self.controller.request(self.truncation, self.losses)
 
     def estimate(self, stream: Stream) -> Evidence:
@@ -275,10 +274,10 @@ class AdaptiveTBPTT:
         return evidence
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on exactly; take it after a window's `backward`.
+        """Return everything needed to resume exactly; call it after a window's `backward`.
 
-        Where several processes train, all must ask for it. It is then that of a single process,
-        and can be loaded by any number of them.
+        If several processes train, all must call it. The result holds the rows of all processes,
+        and any number of processes can load it.
         """
         return {
             "control": self.truncation.to_dict(),
@@ -293,7 +292,7 @@ class AdaptiveTBPTT:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from a saved state; the stream's own must be loaded too."""
+        """Resume from a saved state; load that of the stream too."""
         self.truncation = TruncationState.from_dict(saved["control"])
         self._carried.load_state_dict(saved["trajectory"])
         past = saved["history"]
@@ -332,7 +331,7 @@ class AdaptiveTBPTT:
             stream.reserve(self.burn_in + request.steps)
         reach = self.controller.k_max if self.overlap else 0
         while True:
-            # Before the estimate, not after the window: a run that was resumed holds the same then.
+            # Before the estimate, not after the window, so that a resumed run holds the same steps.
             self._carried.forget(max(stream.cursor - reach, 0))
             stream.forget(self._carried.oldest)
             if stream.available(stream.cursor + 1) == stream.cursor:
@@ -348,7 +347,7 @@ class AdaptiveTBPTT:
         stream.rewind()
 
     def _next_span(self, stream: Stream) -> Span:
-        """Return where the window at the stream's cursor lies."""
+        """Return the span of the window at the stream's cursor."""
         first, planned = stream.cursor, self.losses_per_window(self.truncation.known_k)
         k, factors = self.controller.context(self.truncation, planned, self.trained_steps)
         start = max(first - k, self._carried.oldest) if self.overlap else first
@@ -357,9 +356,8 @@ class AdaptiveTBPTT:
 
     def _not_of(self, stream: Stream) -> ValueError:
         return ValueError(
-            f"the stream is at step {stream.cursor}, but the state that was carried here is of "
-            "another stream, or of a later step: rewind() the stream, or use an AdaptiveTBPTT of "
-            "its own for each"
+            f"the stream is at step {stream.cursor}, but the carried state is of another stream, "
+            "or of a later step: rewind() the stream, or use one AdaptiveTBPTT per stream"
         )
 
     def _estimate_is_due(self, stream: Stream) -> bool:
@@ -369,8 +367,8 @@ class AdaptiveTBPTT:
         if every is None:
             if stream.length is None:
                 raise ValueError(
-                    "the length of the stream is not known, so estimates_per_epoch means "
-                    "nothing: pass estimate_every=, a number of steps"
+                    "the length of the stream is unknown, so estimates_per_epoch has no meaning: "
+                    "pass estimate_every=, a number of steps"
                 )
             every = math.ceil(stream.length / self.estimates_per_epoch)
         return self._tally.since_estimate >= every

@@ -1,4 +1,4 @@
-"""What a user may pass for a truncation and a number of losses, checked and made uniform."""
+"""Check what you pass as truncation and number of losses, and make it uniform."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States of the stream at earlier steps: where windows may start, whatever K becomes."""
+"""States of the stream at earlier steps, so that windows can start there whatever K becomes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CarriedStates:
         self._states, self._packed = {step: None}, []
 
     def put(self, step: int, state: State) -> None:
-        """Note the state that enters `step`; a newer one replaces an older one."""
+        """Store the state that enters `step`; it replaces an older one."""
         self._states[step] = state
 
     def at(self, step: int, recurrent: Recurrent, stream: Stream) -> State:
@@ -48,13 +48,13 @@ class CarriedStates:
         return self._states[step]
 
     def forget(self, before: int) -> None:
-        """Drop what no window that starts at `before` or later needs."""
+        """Drop the states that no window starting at `before` or later needs."""
         for step in sorted([s for s in self._states if s <= before])[:-1]:
             del self._states[step]
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was noted or loaded yet."""
+        """Whether no state was stored or loaded yet."""
         return not self._states and not self._packed
 
     def state_dict(self, ranks: Ranks, recurrent: Recurrent) -> Packed:
@@ -68,7 +68,7 @@ class CarriedStates:
         return ranks.join(packed, recurrent)
 
     def load_state_dict(self, saved: Packed) -> None:
-        """Take saved states; they get their structure once the model's is known (`open`)."""
+        """Take saved states; `open` gives them their structure once the model's is known."""
         self._packed = [(step, items) for step, items in saved]
         self._states = {}
 
@@ -90,7 +90,7 @@ class CarriedStates:
 
 
 def _own(ranks: Ranks, state: State, dims: BatchDims) -> Tensor:
-    """Return which rows of a state that holds all of them are this process's."""
+    """Return the indices of this process's rows in a state that holds all rows."""
     rows = next(x.shape[dim] for x, dim in zip(leaves(state), dims, strict=True) if dim is not None)
     own = ranks.own_rows(rows)
     return torch.arange(own.start, own.stop)

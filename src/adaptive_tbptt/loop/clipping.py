@@ -17,8 +17,8 @@ class Clip:
         norm: the largest norm allowed.
         per_loss: divide `norm` by K2, the number of losses of the window.
 
-    Choosing `per_loss`: False is the usual clipping. True is what the authors' release does: it
-    clips at 1 / K2 after dividing the gradient by K2, so long windows are clipped harder.
+    Choosing `per_loss`: False is the usual clipping. True is that of the authors' release, which
+    clips at 1 / K2 after dividing the gradient by K2: it clips long windows harder.
 
     >>> weight = torch.nn.Parameter(torch.zeros(4))
     >>> weight.grad = torch.full((4,), 3.0)
@@ -39,7 +39,7 @@ class Clip:
         """Clip `.grad` in place; return the norm before clipping.
 
         Args:
-            parameters: those whose gradients form the total norm.
+            parameters: their gradients form the total norm.
             losses: K2 of the window (`window.losses`).
         """
         limit = self.norm / losses if self.per_loss else self.norm

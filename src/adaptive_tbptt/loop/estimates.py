@@ -12,8 +12,8 @@ class Estimate:
     """One estimate of K.
 
     Attributes:
-        step: data steps trained on when it was made, over all epochs.
-        k: truncation length from then on.
+        step: data steps trained on before it, over all epochs.
+        k: truncation length after it.
         beta: decay rate.
         relative_bias: relative bias at k, or a bound on it.
         outcome: name of the `Outcome`.
@@ -29,7 +29,7 @@ class Estimate:
 
     @staticmethod
     def of(state: TruncationState, step: int) -> Estimate | None:
-        """Record what a controller decided at a step; None where it decided nothing."""
+        """Record what a controller decided at a step; None if it decided nothing."""
         decision = state.decision
         if decision is None or state.k is None:
             return None

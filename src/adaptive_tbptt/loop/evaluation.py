@@ -28,15 +28,14 @@ def evaluate(
 ) -> float:
     """Return the mean loss over every step and row, in eval mode, without gradient.
 
-    Memory is bounded by the chunk; the stream is read from its start, and put back where
-    it was.
+    The chunk bounds memory. The stream is read from its start, and then put back where it was.
 
     Args:
         model: any recurrent module.
         loss_fn: a mean over time and batch.
         stream: the split.
         chunk: steps evaluated at a time.
-        count_losses: counts the losses that targets hold, as in `AdaptiveTBPTT`.
+        count_losses: as in `AdaptiveTBPTT`.
         batch_first: layout of the model, as in `probe`.
         state_batch_dim: as in `probe`.
 
@@ -63,7 +62,7 @@ def mean_loss(total: float, count: float) -> float:
 
 
 def evaluate_sum(objective: Objective, stream: Stream, chunk: int) -> tuple[float, float]:
-    """Return the sum of the losses and how many there are; see `evaluate`."""
+    """Return the sum and the number of losses; see `evaluate`."""
     recurrent = objective.recurrent
     total, count = torch.zeros((), dtype=torch.float64), 0.0
     state: State = None
@@ -84,6 +83,6 @@ def evaluate_sum(objective: Objective, stream: Stream, chunk: int) -> tuple[floa
                     total = total.to(added.device) + added
                     count += weight
     stream.rewind()
-    if before is not None:  # it was in use
+    if before is not None:  # the stream was in use
         stream.load_state_dict(before)
     return float(total), count

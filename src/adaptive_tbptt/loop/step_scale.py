@@ -20,7 +20,7 @@ _FACTORS: dict[str, Callable[[int], float]] = {
 
 
 def rule_for(optimizer: Optimizer, rule: Rule | None = None) -> Rule:
-    """Return the rule asked for, or where that is None the one that suits the optimiser.
+    """Return the given rule; for None, the one that suits the optimiser.
 
     That is 'sqrt' for `SGD`, with or without momentum, and `ASGD`. It is 'none' for all others:
     Adam and its kin divide the gradient by its own size, so the length of their steps does not

@@ -27,7 +27,7 @@ class Span(NamedTuple):
         first: first step that carries a loss.
         stop: the step after the last.
         planned: K2 as planned; the last window of an epoch may carry fewer.
-        factors: steps of the stream where the gradient of the state is multiplied, and by what.
+        factors: by step of the stream, the factor on the gradient of the state there.
     """
 
     k: int
@@ -40,13 +40,13 @@ class Span(NamedTuple):
 
 @dataclass
 class Tally:
-    """What the windows of a loop add up to.
+    """Counters that the windows of a loop share.
 
     Attributes:
         trained: steps of data trained on, over all epochs.
         since_estimate: the same since the last estimate of K.
         reach: the largest lag that the first and the last loss of the newest window saw.
-        warned: whether a loss that is not a number was reported.
+        warned: whether a NaN loss was reported.
     """
 
     trained: int = 0
@@ -69,11 +69,11 @@ class Window:
         first: first step that carries a loss.
         stop: the step after the last.
         losses: K2, the steps that carry a loss; the last window of an epoch may have fewer.
-        steps: the same.
+        steps: the same as `losses`.
         reach: the largest lag that the first and the last loss of the window see.
-        factors: steps of the stream where the gradient of the state is multiplied on its way into
-            the past, and by what; empty unless the truncation is `Unbiased`.
-        weight: number of losses it carried, masked ones left out, once its loss was computed.
+        factors: by step of the stream, the factor on the gradient of the state there; empty unless
+            the truncation is `Unbiased`.
+        weight: number of unmasked losses; None until the loss is computed.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Window:
 
     @property
     def progress(self) -> float | None:
-        """Fraction of the epoch that is read after this window; None for unknown lengths."""
+        """Fraction of the epoch read after this window; None if the length is unknown."""
         length = self._stream.length
         return None if length is None else self.stop / length
 
@@ -118,15 +118,15 @@ class Window:
 
     def _run(self) -> WindowPass:
         if self.weight is not None:
-            raise RuntimeError("a window is run once; the next one has moved the state on")
+            raise RuntimeError("a window is run once: the carried state has moved on")
         recurrent = self._objective.recurrent
         state = self._carried.at(self.start, recurrent, self._stream)
         self._stream.available(self.stop)  # an evaluation in between may have let go of it
         segment = self._stream.segment(self.start, self.stop)
         context = self.first - self.start
-        if self._ranks.count > 1:  # a checkpoint will join the rows of all
+        if self._ranks.count > 1:  # a checkpoint needs the layout to join the rows of all processes
             recurrent.dims(recurrent.place(segment.inputs))
-        # Only windows of full size repeat, so the others are not worth a compilation.
+        # Only windows of full size repeat; the others are not worth a compilation.
         full = self.steps == self._planned and context in (0, self.k)
         forward = window_forward if full else eager()(window_forward)
         factors = {step - self.start: factor for step, factor in self.factors.items()}
@@ -145,7 +145,7 @@ class Window:
             self._stream.cursor = self.stop
 
     def _marks(self, context: int) -> list[int]:
-        """Return the step where the next window starts if K stays, if it lies in the context."""
+        """Return the step where the next window starts if K stays, if that lies in the context."""
         if self.factors:  # every window starts at a boundary, whose state is held
             return []
         following = self.stop - self.k - self.start
@@ -154,9 +154,9 @@ class Window:
     def backward(self, scale: float = 1.0, scaler: Scaler | None = None) -> Tensor:
         """Add the gradient of the window, times `scale`, to `.grad`; return the loss.
 
-        To accumulate over n windows of equal size use `scale=1/n`. Under `torch.autocast` the
-        forward pass is autocast, the backward pass follows it. A `scaler` (`torch.amp.GradScaler`)
-        scales `.grad`, for its `unscale_` and `step`; the loss that is returned is not scaled.
+        To accumulate over n windows of equal size, use `scale=1/n`. Under `torch.autocast` only the
+        forward pass is autocast; the backward pass follows its formats. A `scaler`
+        (`torch.amp.GradScaler`) scales `.grad`, but not the loss returned.
         """
         with flushed_denormals():
             result = self._run()
@@ -169,13 +169,13 @@ class Window:
         return self.average(loss)
 
     def _warn_of_nan(self, loss: Tensor) -> None:
-        """Say once that a loss is NaN; on an accelerator a look would make every window wait."""
+        """Warn once of a NaN loss; on an accelerator, reading it would make every window wait."""
         if loss.device.type != "cpu" or self._tally.warned or not math.isnan(loss.item()):
             return
         self._tally.warned = True
         warnings.warn(
             f"the loss of steps {self.first} to {self.stop} is NaN. If loss_fn ignores all of "
-            "their targets, as padding, say so with count_losses=, which must return 0 for them",
+            "their targets, such as padding, pass a count_losses= that returns 0 for them",
             UserWarning,
             stacklevel=3,
         )
@@ -183,11 +183,10 @@ class Window:
     def average(self, loss: Tensor) -> Tensor:
         """Average the gradient, and this window's loss, over all processes; return the loss.
 
-        `backward` does so by itself. Call it if you call `loss().backward()`; in a single process
-        there is nothing to do.
+        `backward` calls it. Call it yourself after `loss().backward()`, if several processes train.
         """
         if self.weight is None:
-            raise RuntimeError("a window is averaged after its backward pass")
+            raise RuntimeError("run the window's backward pass before average")
         loss = loss.detach()
         if self._ranks.count > 1:
             parameters = self._objective.parameters

@@ -1,8 +1,8 @@
 """BPTT(K1, K2): K2 losses backpropagated over a window of K1 steps, divided by K2 (Eq. backprop).
 
 A window counts steps: K1 steps with losses on the last K2, so the first K1 - K2 are context. One
-loss truncated at K is (K + 1, 1); the paper's (2K, K) lets its earliest loss see lags 0..K and all
-others more; (K, K) is what frameworks do; (T, T) is full backpropagation.
+loss truncated at K is (K + 1, 1). In the paper's (2K, K) the earliest loss sees lags 0..K, all
+others see more. (K, K) is what frameworks do; (T, T) is full backpropagation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class WindowPass(NamedTuple):
 
     Attributes:
         loss: the mean loss, with its graph.
-        losses: how many losses that is the mean of.
+        losses: the number of losses in that mean.
         states: detached states by step of the window.
     """
 
@@ -48,11 +48,10 @@ def window_forward(
         objective: model and loss.
         segment: the K1 steps of the window.
         state: the detached state entering it.
-        context: K1 - K2, the steps without a loss. Where the model exposes core and head, no head
-            is computed for them.
-        marks: further steps, at most `context`, whose entering state is wanted.
-        factors: steps, at most `context`, where the gradient of the state is multiplied, and by
-            what.
+        context: K1 - K2, the steps without a loss. If the model exposes core and head, the head
+            does not run for them.
+        marks: further steps, at most `context`, whose entering state to return.
+        factors: by step, at most `context`, the factor on the gradient of the state there.
 
     Returns:
         The loss, its count, and the detached state entering every mark, the first loss, and the

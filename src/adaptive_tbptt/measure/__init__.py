@@ -1,4 +1,4 @@
-"""From a model and data to what an estimate needs: lag profiles, and gradients by level."""
+"""From a model and data to measurements: lag profiles, and gradients by level."""
 
 from .._torch.preserve_model import measuring
 from .lag_probe import ProbeSettings, probe

@@ -1,4 +1,4 @@
-"""What would make a measurement wrong: dropped gradients, and rows that depend on each other."""
+"""Detect what makes a measurement wrong: dropped gradients, and rows that depend on each other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOT_REACHED = (
 
 
 def refuse_batch_norm(module: nn.Module) -> None:
-    """Refuse batch normalisation that would use the rows of a measurement for its statistics."""
+    """Refuse batch normalisation that takes its statistics from the rows of a measurement."""
     for name, part in module.named_modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training:
             raise ValueError(
@@ -36,10 +36,9 @@ def refuse_batch_norm(module: nn.Module) -> None:
 def alive_rows(
     segment: Segment, count_losses: CountLosses, profile: LagProfile | None
 ) -> NDArray[np.bool_]:
-    """Tell which rows have a loss at the last step and do not start a sequence there.
+    """Return which rows have a loss at the last step and do not start a sequence there.
 
-    For `check_reached`: if the profile has a gradient there is nothing to check, and no row is
-    asked.
+    If the profile has a gradient, `check_reached` has nothing to check: all rows count.
     """
     if profile is not None and profile.state_norms[1].any():
         return np.ones(segment.rows, dtype=bool)
@@ -55,17 +54,17 @@ def check_reached(profile: LagProfile, alive: NDArray[np.bool_]) -> None:
     """Refuse a profile in which no gradient reaches the state that entered the loss's step.
 
     Args:
-        profile: what was measured.
+        profile: the measurement.
         alive: `(samples,)`, from `alive_rows`.
     """
     if alive.any() and not profile.state_norms[1, alive].any():
         raise ValueError(
-            f"{NOT_REACHED}. A kernel that drops the gradient of the state it is handed looks "
-            "like this, and would make every truncation length look safe"
+            f"{NOT_REACHED}. A kernel that drops the gradient of the state passed to it has this "
+            "effect, and would make every truncation length look safe"
         )
 
 
-_SHIFT = 0.1  # arbitrary: well above rounding, and less than one for states that count steps
+_SHIFT = 0.1  # arbitrary: well above rounding, and below one step of a counter
 
 
 def warn_of_dropped_gradients(
@@ -73,13 +72,13 @@ def warn_of_dropped_gradients(
 ) -> None:
     """Warn if a kernel drops the gradient of one of its states, say of c but not of h.
 
-    A part without any gradient is suspicious only if moving it changes what the step returns;
-    moving a counter does not. This only warns, because a part may be detached on purpose.
+    A part without any gradient is suspicious only if shifting it changes what the step returns;
+    shifting a counter does not. This only warns, because a part may be detached on purpose.
     `check_reached` handles the case that no part has a gradient.
 
     Args:
         recurrent: the model.
-        profile: what was measured.
+        profile: the measurement.
         step: the step that carries the loss.
         state: the state that enters it.
     """
@@ -105,16 +104,16 @@ def warn_of_dropped_gradients(
             if any(map(_differ, before, returned(name))):
                 warnings.warn(
                     f"part '{name}' of the state changes what the model returns, but no gradient "
-                    "reaches it at any lag: a kernel may drop it, and what flows through this "
-                    "part is then missing from the gradient and from K. If it is detached on "
-                    "purpose, all is well",
+                    "reaches it at any lag. If a kernel drops it, what flows through this part is "
+                    "missing from the gradient and from K. If you detach it on purpose, all is "
+                    "well",
                     UserWarning,
                     stacklevel=4,
                 )
 
 
 def _differ(a: Tensor, b: Tensor) -> bool:
-    """Tell whether two results differ by more than rounding; 1e-4 is arbitrary."""
+    """Whether two results differ by more than rounding; 1e-4 is arbitrary."""
     eps = max(torch.finfo(f).eps for f in (a.dtype, autocast_format(a.device) or a.dtype))
     change, size = (wide(a) - wide(b)).abs().max(), wide(a).abs().max()
     return bool(change > max(4 * eps, 1e-4) * size)

@@ -1,9 +1,10 @@
-"""Gradients of any size as vectors of at most a fixed size that keep inner products.
+"""Sketch gradients of any size as vectors of bounded size that keep inner products.
 
-Up to `size` numbers a gradient is kept as it is. A larger one is multiplied by random signs and
-folded: coordinate i is added to coordinate i modulo p, the largest prime up to `size`. Inner
-products are kept in expectation over the signs; the error of one is about |a| |b| / sqrt(p). Modulo
-a power of two, as widths of layers are, all of a matrix's column would meet in a few coordinates.
+A gradient of up to `size` numbers is kept as it is. A larger one is multiplied by random signs and
+folded: coordinate i is added to coordinate i modulo p, the largest prime up to `size`. This keeps
+inner products in expectation over the signs; the error of one is about |a| |b| / sqrt(p). Why a
+prime: layer widths are often powers of two, and modulo a power of two a whole column of a matrix
+would fall on a few coordinates.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from torch import Tensor
 from ..data.nest import as_real
 
 Gradient = Sequence[Tensor | None]
-"""One tensor per parameter; None where a parameter is not reached."""
+"""One tensor per parameter; None if no gradient reaches it."""
 
 
 class Fold:
-    """The map for one model: the same for every gradient, so that vectors can be added.
+    """The sketch of one model: the same map for every gradient, so that sketches can be added.
 
     Args:
-        parameters: by name; the signs depend on the name alone, so every process draws the same.
+        parameters: by name; the signs depend only on the name, so every process draws the same.
         size: numbers to keep.
     """
 

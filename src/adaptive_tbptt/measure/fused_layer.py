@@ -1,7 +1,7 @@
 """The fast path of the probe: models whose state is that of one `nn.LSTM`, `nn.GRU` or `nn.RNN`.
 
-Autograd runs the step of the loss, as for any model. What remains is the gradient of the state that
-entered it with respect to all earlier ones, and that involves the layer alone.
+Autograd runs the step of the loss, as for any model. From there to all earlier states the gradient
+flows through the layer alone.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ class LayerPass:
 
 
 class ResetPass:
-    """Passes over the stretches between the starts of sequences, one after another.
+    """Consecutive passes over the stretches between resets.
 
     Args:
         recurrent: the model.
         parts: the stretches, in the order of time.
-        masks: `(rows,)` for each, true where a row starts anew at its first step; None for none.
+        masks: for each `(rows,)`, true if the row resets at its first step; None for no reset.
     """
 
     def __init__(self, recurrent: Recurrent, parts: list[Pass], masks: list[Tensor | None]) -> None:
@@ -91,7 +91,7 @@ class ResetPass:
         found = []
         for part, mask in zip(reversed(self._parts), reversed(self._masks), strict=True):
             steps = part.backward(gradients)
-            if mask is not None:  # nothing of the past reaches a row that starts anew
+            if mask is not None:  # no gradient crosses a reset
                 for leaf, dim in zip(steps, self._recurrent.known_dims, strict=True):
                     if dim is not None:
                         leaf[0] *= per_row(~mask.to(leaf.device), leaf[0], dim)
@@ -107,7 +107,7 @@ def fused_pass(recurrent: Recurrent, layer: nn.RNNBase, segment: Segment, state:
         return LayerPass(layer, _layer_inputs(recurrent, layer, segment.inputs, state), state)
     initial = recurrent.initial_state(segment.inputs)
     if any(leaf.requires_grad for leaf in leaves(initial)):
-        # The gradient of a learned initial state is that of the parameter, too.
+        # The fast path does not cover a learned initial state, which has a gradient of its own.
         return StepPass(recurrent, segment, state)
     starts = torch.nonzero(resets.any(dim=1)).flatten().tolist()
     parts: list[Pass] = []
@@ -129,7 +129,7 @@ class _Captured(Exception):
 
 @torch.no_grad()
 def _layer_inputs(recurrent: Recurrent, layer: nn.RNNBase, inputs: Nest, state: State) -> Tensor:
-    """Run the model up to its layer and return what the layer is given, time first."""
+    """Run the model up to its layer and return the layer's input, time first."""
     seen: list[Any] = []
 
     def stop(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -155,10 +155,10 @@ def _layer_inputs(recurrent: Recurrent, layer: nn.RNNBase, inputs: Nest, state: 
 
 
 class ProbePlan:
-    """Which path probes take through a model: decided at the first one, then handed on.
+    """Which path probes take through a model: the first probe decides, later ones follow.
 
-    The decision holds for the device and the number format it was made for. Under autocast products
-    change their format: the general path leaves that to torch.
+    The decision holds for one device and number format. Under autocast products change their
+    format, so probes take the general path, which leaves that to torch.
     """
 
     def __init__(self) -> None:
@@ -167,7 +167,7 @@ class ProbePlan:
 
     def layer(self, recurrent: Recurrent, inputs: Nest, state: State) -> nn.RNNBase | None:
         """Return the layer to take the fast path through; None takes the general path."""
-        # A single step does not tell whether the layer is given all steps at once.
+        # A single step cannot show whether the layer receives all steps at once.
         if steps_of(inputs) < 2 or autocast_format(recurrent.device) is not None:
             return None
         home = recurrent.home
@@ -179,8 +179,8 @@ class ProbePlan:
 def find_fused_layer(recurrent: Recurrent, inputs: Nest, state: State) -> nn.RNNBase | None:
     """Return the layer whose fast path equals the general one for this model, if there is one.
 
-    Both run a few steps of up to two rows. They agree where the model hands its state to the layer
-    as it is, returns the layer's as its own, and computes the layer's input from its inputs alone.
+    Both run a few steps of up to two rows. They agree if the model passes its state to the layer
+    unchanged, returns the layer's state unchanged, and feeds the layer from the inputs alone.
     """
     modules = list(recurrent.module.modules())
     layers: list[Any] = [m for m in modules if type(m) in (nn.LSTM, nn.GRU, nn.RNN)]
@@ -195,13 +195,13 @@ def find_fused_layer(recurrent: Recurrent, inputs: Nest, state: State) -> nn.RNN
     start = select_rows(detach(state), rows, recurrent.dims(inputs))
     try:
         same = _hands_on(recurrent, layer, few, start) and _agrees(recurrent, layer, few, start)
-    except (RuntimeError, ValueError, IndexError):  # the general path will say what is wrong
+    except (RuntimeError, ValueError, IndexError):  # the general path will report what is wrong
         return None
     return layer if same else None
 
 
 def _hands_on(recurrent: Recurrent, layer: nn.RNNBase, inputs: Nest, state: State) -> bool:
-    """Whether the state goes into the layer and out of the model as it is, in training too."""
+    """Whether model and layer share their state unchanged, also in training mode."""
     seen: list[Any] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], result: Any) -> None:

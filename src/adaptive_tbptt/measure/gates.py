@@ -1,9 +1,9 @@
 """`nn.LSTM`, `nn.GRU` and `nn.RNN` by hand: one layer forward, and back to every state at once.
 
 Autograd on a layer returns the gradient of its first state only; one call per step would return
-all of them, at four to seven times the cost. Here whatever is elementwise is prepared for all
-steps together, and what is left of a step is one small product with the recurrent weights. No
-weight gradient is formed.
+all of them, at four to seven times the cost. Here elementwise factors are computed for all steps
+together, so that a step needs only one small product with the recurrent weights. Weight gradients
+are not computed.
 
 All tensors are time first: `(steps, rows, ...)`.
 """
@@ -96,7 +96,7 @@ class LstmPass:
         w, (i, f, g, o), tanh_c = self.w, self._gates, self._squashed
         gh, gc = gradients
         to_cell = o * (1 - tanh_c**2)
-        # What each gate's gradient is multiplied by: that of c for the first three, of h for o.
+        # Factors of the gates' gradients: on the gradient of c for i, f and g, on that of h for o.
         delta = torch.stack(
             [g * i * (1 - i), self._cells[:-1] * f * (1 - f), i * (1 - g**2), tanh_c * o * (1 - o)],
             dim=2,
@@ -139,13 +139,13 @@ class GruPass:
     def backward(self, above: Tensor | None, gradients: list[Tensor]) -> Entering:
         """Backpropagate; the arguments are those of `LstmPass.backward`.
 
-        The reset gate multiplies inside the candidate, so what goes through the recurrent weights
-        is (d_r, d_z, r * d_n), and z passes the state on beside them.
+        The reset gate multiplies inside the candidate, so (d_r, d_z, r * d_n) goes through the
+        recurrent weights, and z passes the state on beside them.
         """
         w, (r, z, n) = self.w, self._gates
         (gh,) = gradients
         to_n = (1 - z) * (1 - n**2)
-        # How each gate's part follows from the gradient of h_t.
+        # Factors from the gradient of h_t to that of each gate.
         factors = torch.stack(
             [to_n * self._inner * r * (1 - r), (self._before - n) * z * (1 - z), to_n], dim=2
         )

@@ -15,14 +15,14 @@ from ..model.running import Step
 
 
 class LagNorms:
-    """Norms of lags 0, 1, ... as their gradients come in.
+    """Collect the norms of lags 0, 1, ... as their gradients arrive.
 
     Args:
         recurrent: the model.
         readout: gradient with respect to what the readout of the loss's step sees, or None.
         last: that step.
         window: number of lags to come.
-        scale: what the loss was multiplied by; the norms are not.
+        scale: the factor on the loss; the norms are divided by it.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class LagNorms:
         self._recurrent, self._template, self._scale = recurrent, last.entering, scale
         parts = recurrent.components(last.leaving)
         rows = next(iter(parts.values())).shape[0]
-        # Everything that outlives a segment is made here: small arrays strewn between the large
-        # ones of the segments would keep the allocator from using their memory again.
+        # Allocate here everything that outlives a segment: small arrays between the large ones of
+        # the segments would keep the allocator from reusing their memory.
         self._norms = {name: np.zeros((window + 1, rows)) for name in parts}
         self._means = {name: np.zeros((window + 1, part.shape[1])) for name, part in parts.items()}
         self._squares = {name: np.zeros(part.shape[1]) for name, part in parts.items()}
@@ -51,7 +51,7 @@ class LagNorms:
         norms, _ = _reduce(as_real(readout.detach()).reshape(1, rows, -1), scale)
         if not np.isfinite(norms).all():
             raise ValueError(
-                "the gradient is NaN or infinite at lag 0, where the loss meets the model"
+                "the gradient is NaN or infinite at lag 0, between the loss and the model"
             )
         self._lag0 = norms[0]
         seen = _seen_by_readout(last.features, parts)
@@ -68,19 +68,19 @@ class LagNorms:
             for lag in np.flatnonzero(~np.isfinite(norms).all(axis=1))[:1]:
                 raise ValueError(
                     f"the gradient is NaN or infinite at lag {first + lag}: the recurrence "
-                    "explodes; measure a shorter window, or smaller weights"
+                    "explodes; measure fewer lags, or use smaller weights"
                 )
             if self._next > self._window:
                 last = wide(part[-1].detach()) / self._scale
                 self._squares[name] = last.square().mean(dim=0).cpu().numpy()
             self._norms[name][first : self._next] = norms
             self._means[name][first : self._next] = means
-            # Gradients in float32 may have come through the format of autocast.
+            # Gradients in float32 may have passed through the format of autocast.
             for form in (part.dtype, autocast_format(part.device) or part.dtype):
                 self._floor = max(self._floor, floor_of(torch.finfo(form)) / self._scale)
 
     def profile(self, *, train: bool, burn_in: int) -> LagProfile:
-        """Return everything that came in."""
+        """Return the profile of all lags added."""
         whole = np.hypot.reduce([norms[1:] for norms in self._norms.values()])
         return LagProfile(
             state_norms=np.vstack([self._lag0, whole]),
@@ -104,9 +104,9 @@ def _seen_by_readout(features: Tensor, components: dict[str, Tensor]) -> str | N
 
 
 def _reduce(gradients: Tensor, factor: float) -> tuple[Array, Array]:
-    """Return norms over the dims and means over the rows of `(lags, rows, dims)`, over `factor`.
+    """Return norms over dims and means over rows of `(lags, rows, dims)`, divided by `factor`.
 
-    The squares of a float64 may leave its range, so those are scaled first.
+    The square of a float64 may leave its range, so float64 gradients are scaled first.
     """
     values = wide(gradients)
     means = values.mean(dim=1)

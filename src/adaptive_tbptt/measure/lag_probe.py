@@ -31,13 +31,13 @@ from .passes import HELD_STEPS, Pass, Replay, StepPass, as_variable
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """What a probe may do to be fast and small.
+    """Speed and memory of a probe.
 
     Attributes:
-        fused: False never takes the fast path for `nn.LSTM`, `nn.GRU` and `nn.RNN`. Otherwise the
-            probe takes it where it gives the same numbers as the general one.
-        held_steps: steps that are held in memory at once. More lags than these are run forward
-            twice, so that memory does not grow with the lags beyond the norms themselves.
+        fused: True takes the fast path for `nn.LSTM`, `nn.GRU` and `nn.RNN` if it gives the same
+            numbers as the general one; False never takes it.
+        held_steps: steps held in memory at once. A probe of more lags runs forward twice; only the
+            norms then grow with the lags.
     """
 
     fused: bool = True
@@ -65,30 +65,30 @@ def probe(
 ) -> LagProfile:
     """Measure the gradient norms of the last step's loss at every lag, for every row.
 
-    One forward and one backward pass. The parameters' `.grad`, the model's mode, its buffers and
-    the caller's random state are left as they were.
+    One forward and one backward pass. The probe leaves the parameters' `.grad`, the model's mode
+    and buffers, and the random state as they were.
 
     Args:
         model: any recurrent module; see `adaptive_tbptt.model`.
         loss_fn: `loss_fn(outputs, targets)`, a mean over time and batch. The probe calls it on the
             last step alone. Targets that the loss ignores give columns of zeros.
-        inputs: `(burn_in + lags, rows, ...)`, or batch first where the model is.
+        inputs: `(burn_in + lags, rows, ...)`, or batch first if the model is.
         targets: of the same layout; only the last step is read.
         state: state entering the first step; None is the model's initial state.
         burn_in: leading steps that only warm the state up; no gradient flows into them.
         resets: `(burn_in + lags, rows)` boolean, true where a row starts a new sequence.
-        train: True or False measures in that mode. None keeps the mode the model is in: while
-            training, dropout is part of the gradient that truncation would bias.
-        count_losses: as in `AdaptiveTBPTT`, where targets are masked.
-        batch_first: layout of model and data; None asks the model.
+        train: True or False measures in that mode. None keeps the model's mode: while training,
+            dropout is part of the gradient that truncation biases.
+        count_losses: as in `AdaptiveTBPTT`, for masked targets.
+        batch_first: layout of model and data; None reads the model's attribute.
         state_batch_dim: overrides the search for the state's batch dimension.
-        settings: what the probe may do to be fast and small.
+        settings: speed and memory.
 
     Returns:
         A profile of lags 0..lags, one column per row.
 
     Choosing the number of lags: take it well above the lag from which the decay is geometric, and
-    above the largest k in reach. The cost is that of one long backward pass.
+    above the largest k you would use. The cost is that of one long backward pass.
 
     >>> import torch
     >>> _ = torch.manual_seed(0)
@@ -117,10 +117,10 @@ def probe_segment(
     settings: ProbeSettings | None = None,
     plan: ProbePlan | None = None,
 ) -> LagProfile:
-    """Probe a time-first segment; the plan is that of earlier probes of this model, if any.
+    """Probe a time-first segment; `plan` comes from earlier probes of this model, if any.
 
-    The caller is to `check_reached`: a segment whose rows all reset at its last step has no
-    gradient to reach the state.
+    Call `check_reached` on the joined profiles, not here: in a single segment all rows may reset
+    at the last step, and then no gradient reaches the state.
     """
     recurrent, settings = objective.recurrent, settings or ProbeSettings()
     check_finite(segment.inputs)
@@ -175,9 +175,9 @@ class LossStep:
         state: state entering it.
 
     Attributes:
-        step: what was run.
-        scale: what the loss is multiplied by, so that float16 holds the gradients of the lags.
-        readout: gradient with respect to what the readout sees; None where that is not exposed.
+        step: the step as it ran.
+        scale: the factor on the loss, so that float16 holds the gradients of the lags.
+        readout: gradient with respect to what the readout sees; None if that is not exposed.
         lag1: gradients of the leaves of the state that entered.
     """
 
@@ -193,7 +193,7 @@ class LossStep:
             )
         loss = objective.loss(self.step.features, segment.targets)
         if not torch.isfinite(loss):
-            raise ValueError(f"the loss is {loss.item()}: nothing can be measured there")
+            raise ValueError(f"the loss is {loss.item()}: it has no gradient to measure")
         rows = rows_of(segment.inputs)
         total = loss * rows
         self.scale = self._find_scale(total, rows)
@@ -203,7 +203,7 @@ class LossStep:
         self, loss: Tensor, again: bool = False
     ) -> tuple[Tensor | None, list[Tensor]]:
         if not loss.requires_grad:
-            raise ValueError(f"{NOT_REACHED}. It depends on nothing that has a gradient")
+            raise ValueError(f"{NOT_REACHED}. It depends on nothing that requires a gradient")
         entering = leaves(self.step.entering)
         wanted = [x for x in entering if x.requires_grad]
         if self._recurrent.has_features:
@@ -218,12 +218,12 @@ class LossStep:
         return next(found) if self._recurrent.has_features else None, lag1
 
     def _find_scale(self, loss: Tensor, rows: int) -> float:
-        """Return a power of two that keeps the gradients of the lags inside of float16.
+        """Return a power of two that keeps the gradients of the lags in the range of float16.
 
-        Without it they would be lost below 6e-5. 2^8 for the largest entry at lag 1 is arbitrary:
-        it leaves as much room upwards. 2^15 is the largest power that float16 holds; a loss in that
-        format is the mean over rows, whose gradient is as many times the scale. Other formats need
-        no scale.
+        Without it, gradients below 6e-5 would lose precision. The largest entry at lag 1 becomes
+        about 2^8 (arbitrary: it leaves as much room upwards). 2^15 is the largest power of two in
+        float16; a float16 loss is a mean over rows, so its gradient is `rows` times the scale.
+        Other formats need no scale.
         """
         formats = {x.dtype for x in leaves(self.step.entering)}
         if torch.float16 not in formats | {autocast_format(loss.device)}:

@@ -1,8 +1,8 @@
 """The gradient by level: what each stretch of context adds to the gradient of a window.
 
 A window carries K2 losses after a context of c_J steps. The context is cut at 0 = c_0 < c_1 < ...
-< c_J, every part starts from a leaf copy of the state that the part before it left, and the
-backward pass goes part by part:
+< c_J. Every part starts from a leaf copy of the state that the part before it left. The backward
+pass goes part by part:
 
     Delta_0 = the gradient of the losses with respect to the parameters, without any context
     Delta_j = what the steps between contexts c_{j-1} and c_j add
@@ -38,9 +38,9 @@ class LevelGradients:
 
     Attributes:
         contexts: 0 = c_0 < c_1 < ... < c_J.
-        gradients: for each level one tensor per parameter; None where it is not reached.
+        gradients: for each level one tensor per parameter; None if no gradient reaches it.
         loss: the mean loss of the window, detached.
-        count: how many losses that is the mean of.
+        count: the number of losses in that mean.
         reached: whether any gradient reached the state that entered the first loss.
     """
 
@@ -60,7 +60,7 @@ class LevelGradients:
 
 
 def check_contexts(contexts: Sequence[int]) -> tuple[int, ...]:
-    """Return contexts that ascend from 0, or refuse."""
+    """Return contexts as a tuple; refuse those that do not ascend from 0."""
     found = tuple(int(c) for c in contexts)
     if not found or found[0] != 0 or any(b <= a for a, b in pairwise(found)):
         raise ValueError(f"contexts must ascend from 0, such as (0, 1, 2, 4), got {found}")
@@ -83,8 +83,8 @@ def level_gradients(
         segment: c_J steps of context, then the steps that carry losses, time first.
         state: state entering the segment; None is the initial state.
         contexts: 0 = c_0 < c_1 < ... < c_J.
-        parameters: what to differentiate for.
-        held_steps: a longer segment is run forward twice, so that only one part is held at once.
+        parameters: those to differentiate for.
+        held_steps: a longer segment runs forward twice, so that memory holds one part at a time.
     """
     contexts = check_contexts(contexts)
     lags = contexts[-1]
@@ -117,8 +117,8 @@ def level_gradients(
         if scale != 1.0:
             own = [None if g is None else g.to(_wider(g)) / scale for g in own]
         gradients.append(own)
-    # Where parts ran again their random numbers would follow once more: windows of one measurement
-    # would share their dropout and not be independent.
+    # A part that ran again has rewound the random state. Without this, the next window would draw
+    # the same dropout, and windows would not be independent.
     restore_random_state(recurrent.module, random)
     return LevelGradients(contexts, gradients, loss.detach(), count, reached)
 
@@ -132,7 +132,7 @@ class _Part(NamedTuple):
 
 
 def _loss(objective: Objective, part: _Part, segment: Segment) -> tuple[Tensor, float]:
-    """Return the mean loss of a part, and how many losses that is the mean of."""
+    """Return the mean loss of a part, and the number of losses in that mean."""
     count = objective.count_losses(segment.targets)
     if count > 0:
         return objective.loss_of_pieces(part.pieces, segment.targets), count
@@ -153,7 +153,7 @@ def _differentiate(
         outputs: what to differentiate.
         given: gradients with respect to the outputs.
         parameters: of the model.
-        entering: the leaves; those of integers have no gradient.
+        entering: the leaves; integer leaves have no gradient.
     """
     pairs = [
         (x, g) for x, g in zip(outputs, given, strict=True) if g is not None and x.requires_grad
@@ -172,12 +172,12 @@ def _differentiate(
 
 
 def _loss_scale(objective: Objective, state: State) -> float:
-    """Return what the loss is multiplied by where gradients pass through float16."""
+    """Return the factor on the loss: above 1 if gradients pass through float16."""
     device = objective.recurrent.device
     formats = {x.dtype for x in leaves(state)} | {autocast_format(device)}
     return FLOAT16_SCALE if torch.float16 in formats else 1.0
 
 
 def _wider(gradient: Tensor) -> torch.dtype:
-    """Return a format that holds a gradient without its scale."""
+    """Return a format that holds the unscaled gradient."""
     return torch.float32 if gradient.dtype == torch.float16 else gradient.dtype

@@ -1,4 +1,4 @@
-"""Steps that are run forward and backpropagated through, a bounded number of them in memory."""
+"""Run steps forward and backpropagate through them, with a bounded number in memory."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class StepPass:
             self.leaving = step.leaving
             if torch.is_grad_enabled() and not any(x.requires_grad for x in leaves(step.leaving)):
                 raise ValueError(
-                    f"the state of {recurrent.name} carries no gradient: it is detached inside, "
-                    "made under no_grad, or not of floating point"
+                    f"the state of {recurrent.name} carries no gradient: the model detaches it, "
+                    "computes it under no_grad, or it is not floating point"
                 )
 
     def backward(self, gradients: list[Tensor]) -> list[Tensor]:
@@ -66,13 +66,13 @@ class StepPass:
 
 
 def _alias(state: State) -> State:
-    # What a step made of its own new state (a higher layer, say) hangs on the original, so only
-    # the paths from the next step on reach the alias.
+    # Within its step, a new state may already be read (by a higher layer, say). Those paths use the
+    # original, so the gradient of the alias counts only the paths from the next step on.
     return map_leaves(lambda x: x.view_as(x), state)
 
 
 def as_variable(leaf: Tensor) -> Tensor:
-    """Return a detached copy to differentiate for; integers stay constants."""
+    """Return a detached copy that requires a gradient, if it is of floating point."""
     return leaf.detach().clone().requires_grad_(leaf.is_floating_point())
 
 
@@ -80,10 +80,10 @@ R = TypeVar("R", bound=Ran)
 
 
 class Replay(Generic[R]):
-    """Parts of a segment, run forward in order and handed back from the last to the first.
+    """Run the parts of a segment forward in order, and return them from the last to the first.
 
-    A part that is not held in memory is run again when its turn comes, from the same state and with
-    the same random numbers. That costs at most one forward pass more.
+    A part that is not held in memory runs again when its turn comes, from the same state and with
+    the same random numbers. That costs at most one more forward pass.
 
     Args:
         recurrent: the model.
@@ -109,7 +109,7 @@ class Replay(Generic[R]):
         self._kept: list[tuple[Segment, State, RandomState, R | None]] = []
         self.final = detach(state)
         for index, part in enumerate(parts):
-            # A copy: a state may be a view into all that a part computed.
+            # A copy: the state may be a view, which would keep all that a part computed.
             copy, random = map_leaves(Tensor.clone, self.final), random_state_of(self._module)
             held = hold or index == len(parts) - 1
             forget_casts()
@@ -119,7 +119,7 @@ class Replay(Generic[R]):
             self.final = detach(ran.leaving)
 
     def pop(self) -> R:
-        """Return the last part that is left; keep no reference while you ask for the next."""
+        """Return the last part left; drop your reference before the next call to free its graph."""
         part, state, random, ran = self._kept.pop()
         if ran is None:
             restore_random_state(self._module, random)

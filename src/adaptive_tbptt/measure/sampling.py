@@ -1,4 +1,4 @@
-"""Draw random segments of a stream and measure on them: the one place where that happens."""
+"""Draw random segments of a stream and measure on them. Every estimate goes through here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Progress = Callable[[int, int], None]
 
 
 class Processes(Protocol):
-    """Processes that measure together, each on its rows; `distributed.Ranks` is one."""
+    """Processes that measure together, each on its rows, such as `distributed.Ranks`."""
 
     def total(self, values: Sequence[float]) -> list[float]:
         """Return the sums of some numbers over all processes."""
@@ -40,7 +40,7 @@ class Processes(Protocol):
     def join_profiles(
         self, profile: LagProfile | None, alive: Flags, count: float
     ) -> tuple[LagProfile, Flags]:
-        """Join what the processes probed: one column per row of the whole batch."""
+        """Join the profiles of all processes: one column per row of the whole batch."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Source:
     Attributes:
         objective: model and loss.
         stream: the data.
-        burn_in: steps that warm up the state before anything is measured.
+        burn_in: steps that warm up the state before the measurement.
         generator: draws the segments.
-        train: mode of the model; None keeps the one it is in.
-        seed: of the dropout of each segment; None goes on from the caller's random state.
-        processes: others that hold further rows; None is this process alone.
-        plan: the path that probes of this model take, where earlier ones decided it.
+        train: mode of the model; None keeps its mode.
+        seed: of the dropout of each segment; None continues the caller's random state.
+        processes: those that hold further rows; None is this process alone.
+        plan: the path that probes of this model take, once a probe has decided it.
     """
 
     objective: Objective
@@ -68,7 +68,7 @@ class Source:
     plan: ProbePlan = field(default_factory=ProbePlan)
 
     def draw(self, steps: int, losses: int = 1) -> Segment:
-        """Draw `steps` after the burn-in until the last `losses` of them hold one that counts."""
+        """Draw burn-in plus `steps`, again until the last `losses` steps hold an unmasked loss."""
         for _ in range(100):  # arbitrary: a stream with one loss in twenty fails once in 10^2 runs
             segment = self.stream.random_segment(self.burn_in + steps, self.generator)
             count = self.objective.count_losses(slice_steps(segment.targets, -losses, None))
@@ -79,19 +79,19 @@ class Source:
         raise ValueError("a hundred random segments held no loss: nearly every target is masked")
 
     def seeded(self, index: int) -> None:
-        """Give segment `index` a dropout of its own that the seed fixes."""
+        """Seed the dropout of segment `index`."""
         if self.seed is not None:
             torch.manual_seed(self.seed + index)
 
 
 @dataclass(frozen=True)
 class LagRequest:
-    """Ask for gradient norms of the state at lags 0..lags, of one loss per row.
+    """Request gradient norms of the state at lags 0..lags, of one loss per row.
 
     Attributes:
         lags: how far back to measure (R).
-        batches: segments to draw, one of every row each.
-        settings: what the probe may do to be fast and small.
+        batches: segments to draw; each takes one stretch of every row.
+        settings: speed and memory of the probe.
     """
 
     lags: int
@@ -104,11 +104,11 @@ class LagRequest:
         return self.lags
 
     def prepare(self, objective: Objective, segment: Segment, plan: ProbePlan) -> None:
-        """Decide on some steps of data which path probes take through the model."""
+        """Try on some steps of data which path probes take through the model."""
         recurrent = objective.recurrent
         inputs = recurrent.place(segment.inputs)
         with measuring([recurrent.module]), suppress(ValueError):
-            # ValueError: the model does not say where it starts; a burn-in will.
+            # ValueError: the initial state is unknown; the first probe decides after its burn-in.
             plan.layer(recurrent, inputs, detach(recurrent.initial_state(inputs)))
 
     def measure(self, source: Source) -> LagProfile:
@@ -120,7 +120,7 @@ class LagRequest:
                 count = objective.count_losses(slice_steps(segment.targets, -1, None))
                 source.seeded(batch)
                 profile = None
-                if count > 0:  # else this process has only masked rows; others may have some
+                if count > 0:  # else this process has only masked rows; others may have losses
                     profile = probe_segment(
                         objective,
                         segment,
@@ -142,13 +142,13 @@ class LagRequest:
 
 @dataclass(frozen=True)
 class LevelRequest:
-    """Ask for the gradient by level of training windows.
+    """Request the gradient by level of training windows.
 
     Attributes:
         contexts: 0 = c_0 < c_1 < ... < c_J.
         losses: K2, the steps of a window that carry a loss.
-        segments: windows to draw, one of every row each.
-        groups: independent groups that the segments are dealt to; None makes one of each segment.
+        segments: windows to draw; each takes one stretch of every row.
+        groups: independent groups to divide the segments into; None makes one of each segment.
         size: numbers kept per level and group; models with more parameters are sketched.
     """
 
@@ -190,9 +190,9 @@ class LevelRequest:
 
         Args:
             source: where windows come from.
-            progress: told how many windows are done, of how many.
-            before: windows of an earlier measurement that this one goes on from: numbers in
-                messages and seeds of the dropout follow theirs.
+            progress: called with the number of windows done and their total.
+            before: windows of an earlier measurement that this one continues: numbers in messages
+                and seeds of the dropout start there.
         """
         objective, recurrent = source.objective, source.objective.recurrent
         parameters = trained_parameters(objective)
@@ -222,8 +222,8 @@ class LevelRequest:
                             del unreached[name]
                 if not torch.isfinite(sums[group]).all():
                     raise ValueError(
-                        f"the gradient of segment {before + index} is NaN or infinite: a loss or "
-                        "the recurrence overflows there"
+                        f"the gradient of segment {before + index} is NaN or infinite: the loss "
+                        "or the recurrence overflows there"
                     )
                 if progress is not None:
                     progress(index + 1, self.segments)
@@ -235,7 +235,7 @@ class LevelRequest:
         if not reached and self.lags:
             raise ValueError(
                 f"{NOT_REACHED}, in any of {self.segments} segments. A kernel that drops the "
-                "gradient of the state it is handed looks like this, and would make every context "
+                "gradient of the state passed to it has this effect, and would make every context "
                 "look useless"
             )
         names = tuple(name.partition(".")[2] for name in unreached)
@@ -243,7 +243,7 @@ class LevelRequest:
 
 
 def trained_parameters(objective: Objective) -> dict[str, torch.Tensor]:
-    """Return the parameters that require a gradient, by name; tied ones once."""
+    """Return the parameters that require a gradient, by name; tied parameters appear once."""
     names: dict[torch.Tensor, str] = {}  # a loss may share a parameter with the model
     for index, module in enumerate(objective.modules):
         for name, p in module.named_parameters():

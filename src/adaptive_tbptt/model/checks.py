@@ -1,6 +1,6 @@
-"""What the library assumes of a model and a loss, checked once on data.
+"""Check on data what the library assumes of a model and a loss.
 
-A training loop looks once, at its first window; `check` looks at several places of a stream.
+A training loop checks once, on its first steps; `check` runs at several places of a stream.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from .running import run_pieces
 
 CUT_STEPS = 8  # arbitrary: enough steps to see whether a cut changes the outputs
 ROUNDING = 1e-3  # relative; arbitrary: above float32's, below what a wrong model would show
-PLACES = 3  # of a stream that `check` looks at: its start, middle and end
+PLACES = 3  # where `check` runs: the start, middle and end of a stream
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is not as the library assumes.
+    """An assumption of the library that does not hold.
 
     Attributes:
         message: what was found and what to do.
-        fatal: whether training would be wrong, so that a loop refuses to start.
+        fatal: whether training would be wrong; a loop then refuses to start.
     """
 
     message: str
@@ -55,13 +55,13 @@ def check(
     batch_first: bool | None = None,
     state_batch_dim: int | None = None,
 ) -> list[Finding]:
-    """Check on data what the library assumes of a model and a loss; return everything found.
+    """Check on data what the library assumes of a model and a loss; return all findings.
 
     Args:
         model: any recurrent module.
         loss_fn: `loss_fn(outputs, targets)`, a mean over time and batch.
         data: a stream, or a pair `(inputs, targets)` laid out as the model takes it.
-        steps: length of each of the places that are looked at: start, middle and end of the data.
+        steps: steps checked at each of three places: start, middle and end of the data.
         count_losses: as in `AdaptiveTBPTT`.
         batch_first: as in `AdaptiveTBPTT`.
         state_batch_dim: as in `AdaptiveTBPTT`.
@@ -71,7 +71,7 @@ def check(
     []
     >>> total = lambda outputs, targets: (outputs - targets).square().sum()
     >>> print(*check(nn.GRU(3, 8), total, (x, y)))
-    loss_fn returns a sum: it must be a mean over time and batch, so that windows of other lengths
+    loss_fn returns a sum: it must be a mean over time and batch, so that windows of any length
     weigh the same
     """
     objective = Objective.of(
@@ -91,7 +91,7 @@ def check(
 
 
 def look(objective: Objective, segment: Segment, stream: Stream | None = None) -> None:
-    """Warn of what the first window of a loop shows; refuse what would make training wrong."""
+    """Check the first steps of a loop: raise if training would be wrong, warn of the rest."""
     axes = [] if stream is None else _axes(objective.recurrent, stream)
     for finding in [*axes, *_findings(objective, segment, silent=True)]:
         if finding.fatal:
@@ -100,12 +100,12 @@ def look(objective: Objective, segment: Segment, stream: Stream | None = None) -
 
 
 def refuse_single_losses(objective: Objective, segment: Segment) -> None:
-    """Refuse to measure single losses of a loss that is no mean over time: it is another loss."""
+    """Refuse to measure single steps if `loss_fn` is not a mean over time."""
     finding = _loss_is_no_mean(objective, segment)
     if finding is not None:
         raise ValueError(
             f"{finding.message}. The gradient of a single step is not what you train with: pass "
-            "losses=, the steps of your window"
+            "losses=, the number of steps of your window"
         )
 
 
@@ -116,7 +116,7 @@ def _trial(*modules: nn.Module, train: bool | None = False) -> Iterator[None]:
 
 
 def _axes(recurrent: Recurrent, stream: Stream) -> list[Finding]:
-    """Suspect data whose time axis is short beside its batch axis: they may be swapped."""
+    """Suspect swapped axes if there are far fewer steps than rows."""
     steps, rows = stream.length, stream.rows
     if steps is None or not (4 * steps <= rows or (recurrent.batch_first and steps < rows)):
         return []
@@ -140,7 +140,7 @@ def _findings(objective: Objective, segment: Segment, *, silent: bool) -> list[F
     for one in checks:
         try:
             finding = one(objective, segment)
-        except Exception as error:  # the training pass itself says what is wrong
+        except Exception as error:  # advisory: the training pass itself reports what is wrong
             finding = None if silent else Finding(f"{one.__name__[1:]} was not checked: {error}")
         if finding is not None:
             found.append(finding)
@@ -148,7 +148,7 @@ def _findings(objective: Objective, segment: Segment, *, silent: bool) -> list[F
 
 
 def _forward_is_head_of_core(objective: Objective, segment: Segment) -> Finding | None:
-    """Compare `forward` with `head(core(...))`, which is what runs where a module has both."""
+    """Compare `forward` with `head(core(...))`, which runs in its place."""
     recurrent = objective.recurrent
     if not recurrent.splits or type(recurrent.module).forward is nn.Module.forward:
         return None
@@ -159,7 +159,7 @@ def _forward_is_head_of_core(objective: Objective, segment: Segment) -> Finding 
         try:
             theirs = recurrent.module(own, None)
         except (TypeError, AttributeError, NotImplementedError):
-            return None  # a forward of another signature is never called here
+            return None  # the library never calls a forward of another signature
     theirs = theirs[0] if isinstance(theirs, tuple) and len(theirs) == 2 else theirs
     if all(
         a.shape == b.shape and _relative_difference(a, b) <= _rounding(recurrent, a.dtype)
@@ -168,16 +168,16 @@ def _forward_is_head_of_core(objective: Objective, segment: Segment) -> Finding 
         return None
     return Finding(
         f"{recurrent.name} has methods named core and head, so its forward is never called, but "
-        "forward(x, state) does not equal head(core(x, state)): training would skip what forward "
-        "does besides. Move that into core or head, or give the two parts other names",
+        "forward(x, state) does not equal head(core(x, state)): training would skip what else "
+        "forward does. Move that into core or head, or give the two methods other names",
         fatal=True,
     )
 
 
 def _outputs_depend_on_cuts(objective: Objective, segment: Segment) -> Finding | None:
-    """Compare a sequence run whole with one cut in two, the state handed over in between.
+    """Compare a sequence run whole with one run in two halves that hand over the state.
 
-    A convolution over time or a bidirectional layer in front of the recurrence differs.
+    A convolution over time or a bidirectional layer in front of the recurrence makes them differ.
     """
     recurrent = objective.recurrent
     inputs = recurrent.place(segment.between(0, CUT_STEPS).inputs)
@@ -200,8 +200,8 @@ def _outputs_depend_on_cuts(objective: Objective, segment: Segment) -> Finding |
         return None
     return Finding(
         f"the outputs of {recurrent.name} depend on how a sequence is cut, by up to {largest:.0%}: "
-        "besides its state it looks along time, as a convolution or a bidirectional layer does, "
-        "and windows cut that. Apply such a part to whole sequences, before the stream"
+        "a part of it, such as a convolution or a bidirectional layer, reads across steps, and "
+        "windows cut that. Apply such a part to whole sequences, before the stream"
     )
 
 
@@ -231,13 +231,13 @@ def _loss_is_no_mean(objective: Objective, segment: Segment) -> Finding | None:
     if both and abs(whole - sum(value for value, _ in parts)) <= 1e-3 * scale:
         return Finding(
             "loss_fn returns a sum: it must be a mean over time and batch, so that windows of "
-            "other lengths weigh the same",
+            "any length weigh the same",
             fatal=True,
         )
     return Finding(
         f"loss_fn does not behave like a mean over time and batch: {steps} steps give {whole:.4g}, "
-        f"the mean of their two halves is {mean:.4g}. Where targets are masked, count_losses= must "
-        "count those that are not; normalise over a batch before the stream"
+        f"the mean of their two halves is {mean:.4g}. If targets are masked, count_losses= must "
+        "count the unmasked ones; normalise over a batch before the stream"
     )
 
 
@@ -245,8 +245,8 @@ def _last_step_is_not_scored(objective: Objective, segment: Segment) -> Finding 
     """Change the inputs of the last step: a loss that stays the same does not score that step.
 
     A model that shifts its labels inside (as many language models do) predicts the step after each
-    one, so a window of n steps has n - 1 losses. The step before the last is the control: where
-    changing it does not show either, the loss is too insensitive to tell.
+    one, so a window of n steps has n - 1 losses. The step before the last is the control: if
+    changing that one has no effect either, the loss is too insensitive to tell.
     """
     recurrent, steps = objective.recurrent, 4  # few, so that a single one shows in their mean
     if segment.steps < steps:
@@ -256,7 +256,7 @@ def _last_step_is_not_scored(objective: Objective, segment: Segment) -> Finding 
         return None
 
     def loss(replaced: int) -> Tensor:
-        """Put the first step in the place of another; 0 changes nothing."""
+        """Replace the inputs of one step by those of the first; 0 changes nothing."""
         order = [0 if step == replaced else step for step in range(steps)]
         inputs = map_leaves(lambda x: x[order], segment.inputs)
         part = Segment(inputs, segment.targets)
@@ -269,15 +269,15 @@ def _last_step_is_not_scored(objective: Objective, segment: Segment) -> Finding 
     if before != again or control == before or after != before:
         return None
     return Finding(
-        "the loss does not depend on the inputs of a window's last step: every window loses a "
-        "loss, as where a model shifts its labels inside. Shift the targets in the stream instead"
+        "the loss does not depend on the inputs of a window's last step, so every window loses "
+        "one loss: does the model shift its labels? Shift the targets in the stream instead"
     )
 
 
 def _halves(
     objective: Objective, outputs: Any, targets: Nest, placed: Nest
 ) -> Iterator[tuple[float, float]]:
-    """Yield the loss and the count of each half that has losses; `placed` are the targets too."""
+    """Yield loss and count of each half that has losses; `placed` are the targets on the device."""
     middle = steps_of(targets) // 2
     for half in (slice(None, middle), slice(middle, None)):
         count = objective.count_losses(map_leaves(lambda x, half=half: x[half], targets))
@@ -294,7 +294,7 @@ def _relative_difference(a: Tensor, b: Tensor) -> float:
 
 
 def _rounding(recurrent: Recurrent, number: torch.dtype) -> float:
-    """Return how far apart equal numbers may be: kernels sum in another order per length."""
+    """Return the tolerated rounding: kernels sum in another order for another length."""
     first = next(recurrent.module.parameters(), None)
     cast = autocast_format(recurrent.device)
     formats = [f for f in (number, cast, None if first is None else first.dtype) if f is not None]

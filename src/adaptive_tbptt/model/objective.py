@@ -1,4 +1,4 @@
-"""What is trained: a model, its loss, and the rule that counts the losses some targets hold."""
+"""The training objective: a model, its loss, and the rule that counts the losses in targets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Objective:
     Attributes:
         recurrent: the model.
         loss_fn: `loss_fn(outputs, targets)`, a mean over time and batch.
-        count_losses: `count_losses(targets)`, how many losses that mean is over.
+        count_losses: `count_losses(targets)`, the number of losses that the mean is taken over.
     """
 
     recurrent: Recurrent
@@ -40,25 +40,25 @@ class Objective:
         batch_first: bool | None = None,
         state_batch_dim: int | None = None,
     ) -> Objective:
-        """Wrap what a user passes; None counts as `default_count` does."""
+        """Wrap your model and loss; `count_losses=None` is `default_count(loss_fn)`."""
         reduction = getattr(loss_fn, "reduction", "mean")
         if reduction != "mean":
             raise ValueError(
                 f"the loss has reduction={reduction!r}: it must be a mean over time and "
-                "batch, so that windows of other lengths weigh the same"
+                "batch, so that windows of any length weigh the same"
             )
         recurrent = as_recurrent(model, batch_first=batch_first, state_batch_dim=state_batch_dim)
         return Objective(recurrent, loss_fn, count_losses or default_count(loss_fn))
 
     @property
     def modules(self) -> list[nn.Module]:
-        """The model, and the loss where it is a module: it may have parameters of its own."""
+        """The model, and the loss if it is a module: it may have parameters of its own."""
         loss = [self.loss_fn] if isinstance(self.loss_fn, nn.Module) else []
         return [self.recurrent.module, *loss]
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """What training changes, each parameter once."""
+        """The parameters of model and loss, each once."""
         return list(dict.fromkeys(p for module in self.modules for p in module.parameters()))
 
     def loss(self, features: Any, targets: Nest) -> Tensor:
@@ -67,7 +67,7 @@ class Objective:
         return self.loss_of(recurrent.head(features), recurrent.place(targets))
 
     def loss_of(self, outputs: Any, targets: Nest) -> Tensor:
-        """Evaluate the loss; it takes time-first targets in the layout of the model."""
+        """Evaluate the loss; time-first targets are turned into the layout of the model."""
         if self.recurrent.batch_first:
             targets = swap_time_and_batch(targets)
         value = self.loss_fn(outputs, targets)
@@ -82,13 +82,13 @@ class Objective:
     def loss_of_pieces(self, pieces: list[Piece], targets: Nest) -> Tensor:
         """Return the mean loss of consecutive pieces.
 
-        Features of a core that are `(time, batch, ...)` are joined, so head and loss are called
-        once however many resets cut the pieces. Outputs of any other layout cannot be joined: the
-        means of the pieces are weighted by their losses.
+        If the core's features are `(time, batch, ...)`, they are joined, and head and loss run once
+        however many resets cut the pieces. Otherwise each piece has a loss of its own, weighted by
+        its count.
 
         Args:
-            pieces: one or more, of which some target counts.
-            targets: of all of them, on any device.
+            pieces: one or more, with at least one target that counts.
+            targets: those of all pieces, on any device.
         """
         if len(pieces) == 1:
             return self.loss(pieces[0].features, targets)
@@ -112,10 +112,10 @@ class Objective:
 
 
 def default_count(loss_fn: LossFn) -> CountLosses:
-    """Count every step of every row, as a loss with `ignore_index` and class weights does.
+    """Return a rule that counts steps of rows, minus ignored ones, times class weights.
 
-    A loss that is no module does not say what it ignores. Torch's own functions ignore -100 among
-    targets that are classes, which are int64.
+    A function does not say what it ignores. Torch's own functions ignore -100 among class targets,
+    which are int64.
     """
     function = not isinstance(loss_fn, nn.Module)
     loss = plain(loss_fn) if isinstance(loss_fn, nn.Module) else loss_fn

@@ -2,8 +2,8 @@
 
 PyTorch's RNN, GRU, LSTM and their cells work as they are; so does any module with
 `forward(inputs, state) -> (outputs, state)`. A module may also expose `core(inputs, state) ->
-(features, state)` and `head(features) -> outputs`; then the head is evaluated only where a loss
-needs it, and the gradient at lag 0 can be measured.
+(features, state)` and `head(features) -> outputs`. The head then runs only for steps with a loss,
+and the gradient at lag 0 can be measured.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ LossFn = Callable[[Any, Any], Tensor]
 
 
 class Recurrent:
-    """A recurrent module seen through `core`, `head` and `initial_state`, always time first.
+    """Wrap a recurrent module as `core`, `head` and `initial_state`, always time first.
 
-    A complex state is seen as pairs of real numbers: its gradient is then one of real numbers too,
-    of the same norm.
+    A complex state appears as pairs of real numbers, so its gradient is real and of the same norm.
 
     Args:
         module: your module; it is used, never changed.
-        batch_first: whether the module takes `(batch, time, ...)`. None asks the module's own
-            `batch_first` attribute.
+        batch_first: whether the module takes `(batch, time, ...)`. None reads its attribute
+            `batch_first`.
         state_batch_dim: batch dimension of every state leaf. None finds it by comparing the
             state of one row with that of two.
 
     Attributes:
         splits: whether the module exposes `core` and `head`; then its `forward` is never called.
-        has_features: whether the input of the readout is exposed, so that lag 0 can be measured.
+        has_features: whether the module exposes the input of its readout, so that lag 0 can be
+            measured.
         time_dim: the dimension of time in what the module returns.
         name: the name of the module's class.
     """
@@ -96,7 +96,7 @@ class Recurrent:
         self._home: Any = None
 
     def is_laid_out(self, leaf: Tensor, steps: int, rows: int) -> bool:
-        """Whether what the module returned may be `(time, batch, ...)`, or batch first."""
+        """Whether a tensor that the module returned has the shape of time and batch."""
         return leaf.shape[:2] == ((rows, steps) if self.batch_first else (steps, rows))
 
     def core(self, inputs: Nest, state: State) -> tuple[Any, State]:
@@ -134,8 +134,8 @@ class Recurrent:
         return torch.stack(hidden, dim=self.time_dim), state
 
     def _copied(self, inputs: Nest, state: State) -> State:
-        """Return a copy: your module may write into its state, which is needed again."""
-        if state is not None and self._complex is None:  # resumed: the module was not run yet
+        """Copy the state: your module may write into it, and the library needs it again."""
+        if state is not None and self._complex is None:  # resumed: the module has not run yet
             with preserve(self.module, train=False), torch.no_grad(), eager():
                 self.core(map_leaves(lambda leaf: leaf[:1, :1], inputs), None)
         if not any(self._complex or ()):
@@ -150,7 +150,7 @@ class Recurrent:
         return map_leaves(copied, state)
 
     def head(self, features: Any) -> Any:
-        """Turn features into outputs; the identity where the module has no head."""
+        """Turn features into outputs; the identity if the module has no head."""
         return self._part("head")(features) if self.splits else features
 
     def _part(self, name: str) -> Any:
@@ -159,9 +159,8 @@ class Recurrent:
     def initial_state(self, inputs: Nest) -> State:
         """Return the state that `None` stands for, one row per row of `inputs`.
 
-        A module's own `initial_state(rows)` is asked first, so that a learned initial state keeps
-        its gradient. Otherwise it is zero, which is checked once against what the module does
-        with `None`.
+        A module's own `initial_state(rows)` comes first, so that a learned initial state keeps its
+        gradient. Otherwise the state is zero; one step checks that `None` gives the same result.
         """
         layout = self._learn_layout(inputs)
         rows = rows_of(inputs)
@@ -170,9 +169,9 @@ class Recurrent:
             return as_real(own(rows))
         if layout.start is None:
             raise ValueError(
-                f"{self.name} does not start from zeros, learns its start, or carries what is no "
-                "tensor, and does not say what it starts from: pass state=, ask for burn_in >= 1, "
-                "or give it a method initial_state(rows)"
+                f"{self.name} does not start from zeros, learns its start, or carries more than "
+                "tensors, so its initial state is unknown: pass state=, set burn_in >= 1, or give "
+                "it a method initial_state(rows)"
             )
         return select_rows(layout.start, torch.zeros(rows, dtype=torch.long), layout.dims)
 
@@ -182,9 +181,9 @@ class Recurrent:
 
     @property
     def known_dims(self) -> BatchDims:
-        """The batch dimension of each state leaf, once inputs were seen."""
+        """The batch dimension of each state leaf, once `dims` has found it."""
         if self._layout is None:
-            raise RuntimeError("the layout of the state is known once inputs were seen: call dims")
+            raise RuntimeError("the layout of the state is not known yet: call dims(inputs)")
         return self._layout.dims
 
     def template(self, inputs: Nest) -> State:
@@ -199,7 +198,7 @@ class Recurrent:
 
     @property
     def home(self) -> tuple[torch.device, torch.dtype] | None:
-        """Device and number format of the first parameter: what was learnt holds for these."""
+        """Device and number format of the first parameter; the layout found holds for these."""
         first = next(self.module.parameters(), None)
         return None if first is None else (first.device, first.dtype)
 
@@ -207,7 +206,7 @@ class Recurrent:
     def device(self) -> torch.device:
         """The device of the first parameter or buffer; the CPU if the module has neither."""
         first: Tensor | None = None
-        if self._first is not None:  # every window asks: look where it was before searching
+        if self._first is not None:  # every window reads this, so try the known place first
             first = self._first[0]._parameters.get(self._first[1])
         if first is None:
             first = next(chain(self.module.parameters(), self.module.buffers()), None)
@@ -267,8 +266,8 @@ def as_recurrent(
 ) -> Recurrent:
     """Wrap `model` unless it is wrapped already.
 
-    Of a `DistributedDataParallel` the module inside is taken: windows average their gradients
-    themselves, and a probe must not wait for other processes.
+    A `DistributedDataParallel` is unwrapped: windows average their gradients themselves, and a
+    probe must not wait for other processes.
     """
     if isinstance(model, nn.parallel.DistributedDataParallel):
         model = model.module

@@ -39,7 +39,7 @@ def run_pieces(
         segment: time first, on any device.
         state: state entering the segment; None is the initial state.
         cuts: steps of the segment before which a piece must end.
-        factors: at some of the cuts, what the gradient of the state is multiplied by there.
+        factors: by cut, the factor on the gradient of the state there.
     """
     steps, resets = segment.steps, segment.resets
     ends = {0, steps, *cuts}
@@ -61,11 +61,11 @@ def run_pieces(
 
 
 def scale_gradient(state: State, factor: float) -> State:
-    """Return the same state; its gradient is multiplied by a factor on the way into the past."""
+    """Return the same state; the backward pass multiplies its gradient by `factor`."""
 
     def scaled(leaf: Tensor) -> Tensor:
         if leaf.requires_grad:
-            leaf = leaf.view_as(leaf)  # an alias: the leaf itself may be read elsewhere, too
+            leaf = leaf.view_as(leaf)  # an alias: other readers of the leaf stay unscaled
             leaf.register_hook(lambda gradient: gradient * factor)
         return leaf
 
@@ -83,7 +83,7 @@ def advance(recurrent: Recurrent, segment: Segment, state: State) -> State:
 
 
 def warm_up(recurrent: Recurrent, segment: Segment, burn_in: int, state: State = None) -> State:
-    """Return the detached state after the first `burn_in` steps; without any, the initial one."""
+    """Return the detached state after the first `burn_in` steps; None is the initial state."""
     if burn_in:
         return advance(recurrent, segment.between(0, burn_in), state)
     return detach(recurrent.initial_state(segment.inputs) if state is None else state)

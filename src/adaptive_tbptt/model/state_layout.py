@@ -31,7 +31,7 @@ class Layout(NamedTuple):
 
     Attributes:
         dims: the batch dimension of each leaf.
-        start: one row of the state that None stands for; None where that is not zero.
+        start: one row of the state that None stands for, if that is zero; else None.
         example: a state of one row.
     """
 
@@ -41,10 +41,7 @@ class Layout(NamedTuple):
 
 
 def find_layout(recurrent: Recurrent, inputs: Nest) -> Layout:
-    """Compare the states that one row and two leave behind; refuse rows that are not independent.
-
-    Only the first step of the time-first `inputs` is run.
-    """
+    """Compare the states after one step of one row and of two; refuse dependent rows."""
     row = map_leaves(lambda leaf: leaf[:1, :1], inputs)
     pair = map_leaves(lambda leaf: torch.cat([leaf[:1, :1], leaf[:1, -1:]], dim=1), inputs)
     with preserve(recurrent.module, train=False), eager():
@@ -61,7 +58,7 @@ def find_layout(recurrent: Recurrent, inputs: Nest) -> Layout:
             f"{recurrent.name} returned a state without tensors: there is nothing to "
             "backpropagate through"
         )
-    # A parameter that the state depends on only where it starts from None is a learnt start.
+    # A parameter that the state depends on only when started from None is a learnt start.
     learnt &= {id(p) for p in recurrent.module.parameters()}
     cast = autocast_format(recurrent.device)
     start = detach(zero) if not learnt and _close(same, one, cast) else None
@@ -71,8 +68,8 @@ def find_layout(recurrent: Recurrent, inputs: Nest) -> Layout:
     alone = select_rows(two, torch.zeros(1, dtype=torch.long), dims)
     if not _close(alone, one, cast):
         raise ValueError(
-            "rows are not independent: a row's state changes with the rows beside it, so "
-            "the gradient of one loss cannot be told from that of the others"
+            "rows are not independent: a row's state changes with the rows beside it, so the "
+            "gradient of one row's loss cannot be separated from that of the others"
         )
     return Layout(dims, start, one)
 
@@ -80,7 +77,7 @@ def find_layout(recurrent: Recurrent, inputs: Nest) -> Layout:
 def _reached(state: State) -> set[int]:
     """Identify the leaves of the graph that a state depends on.
 
-    No backward pass is run, which a kernel may refuse for a single step.
+    Walks the graph, because a kernel may refuse a backward pass over a single step.
     """
     found = {id(x) for x in leaves(state) if x.requires_grad and x.grad_fn is None}
     waiting: list[Any] = [x.grad_fn for x in leaves(state)]
@@ -106,7 +103,7 @@ def _dims_of(given: int | None, one: State, two: State) -> BatchDims:
 def _close(a: State, b: State, cast: torch.dtype | None) -> bool:
     """Equal up to rounding: kernels may sum in another order for another batch size.
 
-    Under autocast a state in float32 may be no better than `cast`.
+    Under autocast a float32 state may have only the precision of `cast`.
     """
 
     def close(x: Any, y: Any) -> bool:

@@ -12,7 +12,7 @@ from .read import Array, Run
 
 
 def asked_chart(runs: Sequence[Run]) -> Chart:
-    """Return the chart: asked, each estimate with their median, and what a check measured."""
+    """Return the chart: delta, each estimate and their median, and the measured bias."""
     traces: list[Figure] = []
     drawn: list[Run] = []
     says = []
@@ -62,7 +62,7 @@ def _points(i: int, name: str, x: Array, y: float, **more: object) -> Figure:
 
 
 def _verdict(run: Run, estimated: Array, measured: Array) -> str:
-    """Say how often what was asked was kept."""
+    """Say how often the bias was at most delta."""
     parts = []
     for what, values in (("estimates", estimated), ("measurements", measured)):
         if not len(values):
@@ -72,7 +72,7 @@ def _verdict(run: Run, estimated: Array, measured: Array) -> str:
         if run.delta is None:
             parts.append(f"{len(values)} {what}, {middle}")
         else:
-            kept = int((values <= run.delta).sum())  # NaN, a bound that is infinite, is not kept
+            kept = int((values <= run.delta).sum())  # NaN stands for an infinite bound: not kept
             parts.append(f"{kept} of {len(values)} {what} at most delta, {middle}")
     asked = f"K fixed at {run.epochs.last['k']}" if run.delta is None else f"asked {run.delta:g}"
     return f"{asked}; {'; '.join(parts) or 'the bias was not estimated'}"

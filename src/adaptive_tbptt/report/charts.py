@@ -1,6 +1,6 @@
 """What all charts of the report share: Plotly figures as plain dicts, their style, their legend.
 
-Legends stand in HTML outside the charts. Plotly's own covers the curves where it has many entries.
+Legends are HTML outside the charts: Plotly's own legend covers the curves if it has many entries.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Chart:
     Attributes:
         id: its name in the page.
         title: its heading.
-        figure: for Plotly; None where there is nothing to draw, and then `says` tells why.
+        figure: for Plotly; None if there is nothing to draw, and then `says` tells why.
         says: sentences, one for each run.
     """
 
@@ -90,7 +90,7 @@ def figure(traces: list[Figure], x: dict[str, Any], y: dict[str, Any]) -> Figure
 
 
 def trace(i: int, curve: Curve, name: str, **more: Any) -> Figure:
-    """Return a curve of the i-th run; the page chooses between the two x."""
+    """Return a curve of the i-th run; the page chooses epochs or time as x."""
     curve = curve.thinned()
     mode = "lines+markers" if len(curve.y) <= MARKED else "lines"
     meta = {"run": i, "epoch": short(curve.epoch), "time": short(curve.seconds)}
@@ -99,7 +99,7 @@ def trace(i: int, curve: Curve, name: str, **more: Any) -> Figure:
 
 
 def name_of(runs: Sequence[Run], run: Run, what: str) -> str:
-    """Return what a legend calls a curve: with its run, where there are several."""
+    """Return the name of a curve in a legend, with its run if there are several."""
     return what if len(runs) == 1 else f"{run.name}: {what}"
 
 

@@ -13,7 +13,7 @@ MOST_POINTS = 1000  # arbitrary: about as many as a wide chart has pixels
 
 @dataclass(frozen=True)
 class Curve:
-    """A number at moments of a run, NaN where it has none; every array is `(points,)`.
+    """A quantity over a run, NaN where it is missing; every array is `(points,)`.
 
     Attributes:
         epoch: passes over the training data by then.

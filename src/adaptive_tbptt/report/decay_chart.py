@@ -15,7 +15,7 @@ MOST_FRAMES = 60  # of each run; arbitrary: a slider on a phone has few more pos
 
 
 def decay_chart(runs: Sequence[Run]) -> tuple[Chart, dict[str, Any] | None]:
-    """Return the chart as it is at the end, and the frames for its slider.
+    """Return the chart at the end of training, and the frames for its slider.
 
     Frames are `{"runs": [[frame, ...], ...], "positions": [epoch, ...]}`: at a position every run
     shows its last frame up to that epoch. A frame has `epoch`, `says`, and `curves`: x and y of the
@@ -65,7 +65,7 @@ def _fit(row: Row, lags: Array, phi: Array) -> list[list[float | None]]:
     if not beta or tau is None or not len(seen) or tau >= seen[-1]:
         return [[], []]
     ends = np.array([tau, seen[-1]])
-    # Through the middle of the points it was fitted to, as a line of least squares goes.
+    # A least-squares line passes through the mean of the points it was fitted to.
     on = np.isfinite(phi) & (lags >= tau)
     level = np.mean(np.log(phi[on]) - np.log(beta) * lags[on])
     return [short(ends), short(np.exp(level + np.log(beta) * ends))]

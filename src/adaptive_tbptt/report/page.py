@@ -19,7 +19,7 @@ from .read import Run, read_runs
 from .tables import configuration, differences, machines, overview
 from .training_charts import beta_chart, bias_chart, loss_chart, truncation_chart
 
-UNITS = (("h", 3600.0), ("min", 60.0), ("s", 1.0))  # the first of which a run has at least two
+UNITS = (("h", 3600.0), ("min", 60.0), ("s", 1.0))  # the page uses the first with two or more
 
 
 def write_run_report(folders: Sequence[Path], out: Path | None = None) -> Path:
@@ -89,7 +89,7 @@ def render(runs: Sequence[Run]) -> str:
         style=_resource("page.css"),
         script=_resource("page.js"),
         plotly=get_plotlyjs(),
-        # Whatever a run is called, its name must not end the script element that it stands in.
+        # The name of a run must not end the script element that contains it.
         data=json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
     )
 

@@ -1,4 +1,4 @@
-"""A run folder as a value: what the report needs of `config.toml`, `metrics.jsonl` and the rest."""
+"""Read a run folder: what the report needs of `config.toml`, `metrics.jsonl` and the rest."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left behind.
+    """The records of a run.
 
     Attributes:
         name: what the report calls it.
@@ -94,7 +94,7 @@ class Run:
 
     @property
     def delta(self) -> float | None:
-        """The tolerance that was asked for; None where K was fixed."""
+        """The tolerance; None if K was fixed."""
         asked: float | None = self.config.get("delta")
         return self.probes.last.get("delta", asked)
 
@@ -105,7 +105,7 @@ class Run:
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Read run folders, each under a name that no other has."""
+    """Read run folders under unique names."""
     whole = [folder.resolve() for folder in folders]
     for i, folder in enumerate(whole):
         if folder in whole[:i]:

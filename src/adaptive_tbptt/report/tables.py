@@ -23,7 +23,7 @@ class Table:
 
 
 def overview(runs: Sequence[Run]) -> Table:
-    """Every run in a column, which fits a phone, so that runs compare line by line."""
+    """One column per run, so that runs compare line by line; this fits a phone."""
     return _table("Runs at a glance", "", runs, [_facts(run) for run in runs], "none")
 
 

@@ -1,4 +1,4 @@
-"""How far back: controllers that turn measurements into K, and the gauges they read them with."""
+"""How far back: controllers turn measurements into K, and read them with gauges."""
 
 from .bias_tolerance import BiasTolerance
 from .controller import Context, Controller, TruncationState

@@ -20,15 +20,15 @@ class BiasTolerance(Controller):
     Attributes:
         delta: tolerated relative bias of the gradient, in (0, 1).
         k_min: smallest k to use.
-        k_max: largest k to use, also where delta cannot be met.
+        k_max: largest k to use, even if delta cannot be met.
         lags: how far back to measure; should be at least k_max.
         k_init: k until the first scheduled estimate (K_0); None estimates before the first window.
-        gauge: how the relative bias is told: measured by level unless you ask for the paper's.
+        gauge: how to estimate the relative bias: `MeasuredGauge`, or one of the paper's.
 
-    With the measured gauge k is one of the levels 0, 1, 2, 4, ..., k_min and k_max; `k_min=0` lets
-    it choose the plain detach loop, where `AdaptiveTBPTT(losses=...)` says how long a window is.
+    With the measured gauge k is one of the levels 0, 1, 2, 4, ..., k_min and k_max. `k_min=0` lets
+    it choose the plain detach loop; `AdaptiveTBPTT(losses=...)` then sets the length of a window.
 
-    Choosing k_max: it bounds memory and the cost of the worst case. Choosing lags: what lies beyond
+    Choosing k_max: it bounds memory and the cost of the worst case. Choosing lags: the bias beyond
     them is extrapolated, so take at least k_max. Choosing delta: see `choose_truncation`.
     """
 
@@ -51,7 +51,7 @@ class BiasTolerance(Controller):
             )
 
     def request(self, state: TruncationState, losses: int | None) -> Request:
-        """Ask for what the gauge reads."""
+        """Return what the gauge needs."""
         remembered = 0 if state.evidence is None else state.evidence.groups
         return self.gauge.request(self.lags, (self.k_min, self.k_max), losses, remembered)
 
@@ -60,7 +60,7 @@ class BiasTolerance(Controller):
         return TruncationState(self.k_init)
 
     def update(self, state: TruncationState, evidence: Evidence) -> TruncationState:
-        """Tell the bias, then choose."""
+        """Estimate the bias, then choose k."""
         remembered = self.gauge.gather(state.evidence, evidence)
         curve = self.gauge.bias(evidence if remembered is None else remembered)
         decision = choose_truncation(
@@ -69,15 +69,15 @@ class BiasTolerance(Controller):
         return TruncationState(decision.k, decision, evidence=remembered, curve=curve)
 
     def brief(self, state: TruncationState, evidence: Evidence) -> dict[str, Any]:
-        """Keep what the gauge looked at: where it remembers measurements, all of them."""
+        """Keep all measurements behind the estimate, remembered ones included."""
         return self.gauge.brief(evidence if state.evidence is None else state.evidence)
 
     def context(self, state: TruncationState, losses: int, step: int) -> Context:
-        """The same for every window until the next estimate."""
+        """Return k: every window has the same until the next estimate."""
         return Context(state.known_k)
 
     def assess(self, state: TruncationState, k: int) -> TruncationDecision | None:
-        """Tell the bias at k."""
+        """Return the bias at k, with what was chosen instead."""
         if state.curve is None:
             return None
         chosen = state.decision

@@ -1,8 +1,8 @@
 """Controllers: from one measurement to the next truncation length. They never see the model.
 
-A controller is a frozen value. What it remembers goes in and comes out as a `TruncationState`, so
-it can be logged, saved, resumed and tested without a model. `wrappers.py` has controllers that
-modify another one.
+A controller is a frozen value. Its memory goes in and comes out as a `TruncationState`, which can
+be logged, saved, resumed and tested without a model. `wrappers.py` has controllers that modify
+another one.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class TruncationState:
         k: truncation length to use now; None asks for an estimate before the first window.
         decision: the estimate behind it, if there was one.
         memory: numbers a wrapper carries from one estimate to the next.
-        inner: the same of the controller it wraps.
+        inner: the state of the wrapped controller.
         evidence: measurements of recent estimates that still count.
-        curve: the bias that the decision was read off; not saved.
+        curve: the bias curve behind the decision; not saved.
     """
 
     k: int | None
@@ -69,7 +69,7 @@ class TruncationState:
         if decision is not None:
             decision = TruncationDecision(**{**decision, "outcome": Outcome[decision["outcome"]]})
         inner = None if saved["inner"] is None else TruncationState.from_dict(saved["inner"])
-        evidence = saved.get("evidence") or None  # before levels it was a list
+        evidence = saved.get("evidence") or None  # old checkpoints hold a list
         if isinstance(evidence, dict):
             arrays = {name: evidence[name].cpu().numpy() for name in ("vectors", "counts")}
             evidence = LevelSums.from_dict({**evidence, **arrays})
@@ -83,8 +83,8 @@ class Context(NamedTuple):
 
     Attributes:
         k: steps before the first loss that the gradient flows through.
-        factors: pairs of steps back, below k, and what the gradient of the state is multiplied by
-            there, on its way into the past; none for the plain gradient.
+        factors: pairs (steps back, factor): the backward pass multiplies the gradient of the state
+            by the factor there. Steps back are below k; no pairs for the plain gradient.
     """
 
     k: int
@@ -95,46 +95,46 @@ class Controller(ABC):
     """Chooses the truncation length. Classes below it are final."""
 
     def __repr__(self) -> str:
-        # A checkpoint compares it; the default would hold an address in memory.
+        # A checkpoint compares it; Python's default contains an address in memory.
         return f"{type(self).__name__}()"
 
     @property
     @abstractmethod
     def k_max(self) -> int:
-        """The largest k it may choose; the past that must be kept at hand."""
+        """The largest k it may choose; the loop keeps states that far back."""
 
     @abstractmethod
     def request(self, state: TruncationState, losses: int | None) -> Request | None:
-        """Return what to measure for the next estimate; None never asks for one.
+        """Return what to measure for the next estimate; None if there is none to make.
 
         Args:
-            state: what holds now.
-            losses: K2 of the training windows; None where it follows K.
+            state: the current state.
+            losses: K2 of the training windows; None if it follows K.
         """
 
     @abstractmethod
     def init(self) -> TruncationState:
-        """Return what holds before the first estimate."""
+        """Return the state before the first estimate."""
 
     @abstractmethod
     def update(self, state: TruncationState, evidence: Evidence) -> TruncationState:
-        """Return what holds after a measurement."""
+        """Return the state after a measurement."""
 
     @abstractmethod
     def context(self, state: TruncationState, losses: int, step: int) -> Context:
         """Return how far back a window looks.
 
         Args:
-            state: what holds now; its k is known.
+            state: the current state; its k is known.
             losses: K2 of the window.
-            step: steps trained on before it. A controller that draws uses it as the number of the
-                draw: the same after a resume, and on all processes.
+            step: steps trained on before the window. A random controller seeds its draw with it,
+                so that the draw is the same after a resume and on all processes.
         """
 
     @abstractmethod
     def assess(self, state: TruncationState, k: int) -> TruncationDecision | None:
-        """Say what the last estimate means for a k that something else chose; None if nothing."""
+        """Judge a k that a wrapper chose by the last estimate; None if there is no estimate."""
 
     @abstractmethod
     def brief(self, state: TruncationState, evidence: Evidence) -> dict[str, Any]:
-        """Return what a log should keep of the last estimate, whose newest evidence is given."""
+        """Return what a log should keep of the last estimate; `evidence` is its newest part."""

@@ -16,7 +16,7 @@ class FixedTruncation(Controller):
 
     Attributes:
         k: truncation length; the gradient keeps lags 0..k. 0 is the plain detach loop: a window has
-            no context, and `AdaptiveTBPTT(losses=...)` says how many losses it carries.
+            no context, and `AdaptiveTBPTT(losses=...)` sets how many losses it carries.
     """
 
     k: int
@@ -28,11 +28,11 @@ class FixedTruncation(Controller):
 
     @property
     def k_max(self) -> int:
-        """The one k there is."""
+        """The fixed k."""
         return self.k
 
     def request(self, state: TruncationState, losses: int | None) -> None:
-        """Nothing is measured."""
+        """Return None: nothing to measure."""
         return None
 
     def init(self) -> TruncationState:
@@ -40,17 +40,17 @@ class FixedTruncation(Controller):
         return TruncationState(self.k)
 
     def update(self, state: TruncationState, evidence: Evidence) -> TruncationState:
-        """Stay."""
+        """Return the same state."""
         return state
 
     def context(self, state: TruncationState, losses: int, step: int) -> Context:
-        """The same for every window until the next estimate."""
+        """Return k, the same for every window."""
         return Context(state.known_k)
 
     def assess(self, state: TruncationState, k: int) -> None:
-        """No tolerance was asked for."""
+        """Return None: there is no tolerance to judge by."""
         return None
 
     def brief(self, state: TruncationState, evidence: Evidence) -> dict[str, Any]:
-        """Nothing was estimated."""
+        """Return nothing: there is no estimate."""
         return {}

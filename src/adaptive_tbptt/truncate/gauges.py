@@ -1,8 +1,8 @@
-"""From a measurement to a bias curve: the ways to tell the relative bias of truncating at K.
+"""From a measurement to a bias curve: ways to estimate the relative bias of truncating at K.
 
-`MeasuredGauge` measures the bias of the gradient one trains with. `PaperGauge` and `ReleaseGauge`
-look at norms of the state's gradient alone and *guarantee* nothing: both put a stand-in where
-Theorem 1 has the norm of the parameters' gradient. They are the paper's.
+`MeasuredGauge` measures the bias of the gradient you train with. The paper's `PaperGauge` and
+`ReleaseGauge` use only norms of the state's gradient and *guarantee* nothing: both put a stand-in
+where Theorem 1 has the norm of the parameters' gradient.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ..estimate.truncation import Curve
 from ..measure.sampling import Evidence, LagRequest, LevelRequest, Request
 
 Array = NDArray[np.float64]
-SINGLE = 4  # times as many windows where each carries a single loss, which is a noisier gradient
+SINGLE = 4  # times as many windows if each carries a single loss, whose gradient is noisier
 
 
 class Gauge(ABC):
-    """How to measure, and how to read the relative bias off what was measured."""
+    """What to measure, and how to turn the measurement into a relative bias."""
 
     @abstractmethod
     def request(
@@ -36,9 +36,9 @@ class Gauge(ABC):
         """Return what to measure.
 
         Args:
-            lags: how far back to look.
+            lags: how far back to measure.
             k_range: the smallest and the largest k to choose from.
-            losses: K2 of the training windows; None where it follows K.
+            losses: K2 of the training windows; None if it follows K.
             remembered: groups of earlier measurements that still count.
         """
 
@@ -48,7 +48,7 @@ class Gauge(ABC):
 
     @abstractmethod
     def bias(self, evidence: Evidence) -> Curve:
-        """Tell the relative bias at every k."""
+        """Return the relative bias at every k."""
 
     @abstractmethod
     def brief(self, evidence: Evidence) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class StateGauge(Gauge):
     def request(
         self, lags: int, k_range: tuple[int, int], losses: int | None, remembered: int
     ) -> LagRequest:
-        """Ask for the norms of one batch."""
+        """Request the norms of one batch."""
         return LagRequest(lags)
 
     def gather(self, earlier: LevelSums | None, evidence: Evidence) -> None:
@@ -79,7 +79,7 @@ class StateGauge(Gauge):
 
     @abstractmethod
     def gradient_norms(self, profile: LagProfile) -> Array | None:
-        """Return what `bias_bound` is to put for ||E g_k||; None for sums of phi."""
+        """Return the stand-in for ||E g_k|| in `bias_bound`; None for sums of phi."""
 
     def fit(self, profile: LagProfile) -> DecayFit:
         """Fit the decay of the mean norms."""
@@ -97,34 +97,34 @@ class StateGauge(Gauge):
 
 @dataclass(frozen=True)
 class PaperGauge(StateGauge):
-    """The printed paper's: sums of E phi_k, the max over k <= K."""
+    """The gauge of the printed paper: sums of E phi_k, the max over k <= K."""
 
     def gradient_norms(self, profile: LagProfile) -> None:
-        """None: `bias_bound` sums phi itself."""
+        """Return None: `bias_bound` sums phi itself."""
         return None
 
 
 @dataclass(frozen=True)
 class ReleaseGauge(StateGauge):
-    """The authors' release's: the norm of the mean summed state gradient; the published K use it.
+    """The gauge of the authors' release, behind the published K: norms of the mean summed gradient.
 
-    What we do not repeat of the release: it counts phi_tau twice for K < tau, and its
+    We do not repeat two things of the release: it counts phi_tau twice for K < tau, and its
     least-squares fit ignores tau.
     """
 
     def gradient_norms(self, profile: LagProfile) -> Array:
-        """||E_s sum_{1<=j<=k} dL_s/dh_{s-j}||."""
+        """Return ||E_s sum_{1<=j<=k} dL_s/dh_{s-j}||."""
         return profile.cumulative_norms
 
 
 class ProbeBudget(NamedTuple):
-    """Windows that an estimate backpropagates.
+    """How many windows an estimate backpropagates.
 
     Attributes:
-        segments: windows of every row, per estimate; four times as many where each carries a
-            single loss.
-        first: the same for an estimate that has no earlier evidence to rest on.
-        remembered: windows of earlier estimates that still count: parameters move slowly.
+        segments: windows of every row, per estimate; four times as many if each carries a single
+            loss.
+        first: the same for an estimate without earlier evidence.
+        remembered: windows of earlier estimates that still count, since parameters move slowly.
     """
 
     segments: int = 8
@@ -134,10 +134,10 @@ class ProbeBudget(NamedTuple):
 
 @dataclass(frozen=True)
 class MeasuredGauge(Gauge):
-    """The relative bias of the gradient one trains with, measured by level, with an interval.
+    """The relative bias of the gradient you train with, measured by level, with an interval.
 
     K is one of the levels 0, 1, 2, 4, ..., so it does not jump from estimate to estimate. It is
-    the smallest level whose upper limit is below delta; where noise leaves that open, K stays.
+    the smallest level whose upper limit is below delta. If noise leaves that open, K stays.
 
     Attributes:
         budget: how many windows an estimate backpropagates, and how many earlier ones count.
@@ -156,21 +156,21 @@ class MeasuredGauge(Gauge):
             raise ValueError(f"size must be at least 16, got {self.size}")
         if min(self.budget.segments, self.budget.first) < 1 or self.budget.remembered < 0:
             raise ValueError(
-                f"a budget buys at least one window per estimate and remembers 0 or more, got "
+                "budget must have at least one window per estimate and remember 0 or more, got "
                 f"{self.budget}"
             )
 
     def request(
         self, lags: int, k_range: tuple[int, int], losses: int | None, remembered: int
     ) -> LevelRequest:
-        """Ask for windows of `losses` losses; of single losses where their number follows K."""
+        """Request windows of `losses` losses; of single losses if their number follows K."""
         contexts = levels_up_to(max(lags, k_range[1]), *k_range)
         groups = self.budget.segments if remembered else self.budget.first
         segments = groups if losses else SINGLE * groups
         return LevelRequest(contexts, losses or 1, segments, groups, self.size)
 
     def gather(self, earlier: LevelSums | None, evidence: Evidence) -> LevelSums:
-        """Add the newest measurement to what earlier ones left."""
+        """Add the newest measurement to the remembered ones."""
         newest = _sums(evidence)
         same = earlier is not None and (earlier.contexts, earlier.losses, earlier.size) == (
             newest.contexts,

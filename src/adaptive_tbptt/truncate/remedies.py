@@ -1,4 +1,4 @@
-"""What to do about an estimate that is not what was asked for."""
+"""What to do about an estimate that does not meet the tolerance."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ _REMEDIES = {
     Outcome.WINDOW_TOO_SHORT: "",  # the message itself says to measure more lags
     Outcome.BEYOND_MAXIMUM: "raise k_max, or tolerate a larger delta",
     Outcome.NO_DECAY: (
-        "MeasuredGauge counts only what reaches the parameters; weight decay and dropout make a "
-        "state forget; more lags show whether it decays at all"
+        "use MeasuredGauge, which counts only what reaches the parameters; measure more lags to "
+        "see whether the gradient decays at all; weight decay and dropout make a state forget"
     ),
     Outcome.NO_BOUND: "measure more lags, or measure the bias itself with MeasuredGauge",
-    Outcome.HELD_BACK: "",  # on purpose
-    Outcome.UNRESOLVED: "give more rows, a larger ProbeBudget, or wait: evidence adds up",
+    Outcome.HELD_BACK: "",  # the user's wrapper does this on purpose
+    Outcome.UNRESOLVED: "give more rows or a larger ProbeBudget, or wait: evidence adds up",
 }
 
 
 def what_to_do(evidence: Evidence, decision: TruncationDecision) -> str | None:
-    """Return the decision's message with cause and remedy; None where all is well.
+    """Return the decision's message with cause and remedy; None if all is well.
 
     Args:
         evidence: the newest measurement behind the decision.
-        decision: what was decided.
+        decision: the decision.
     """
     slow = evidence.slow_part(decision.beta)
     if decision.outcome not in _REMEDIES and slow is None:

@@ -1,7 +1,7 @@
-"""Every lag on average: a context that is drawn for each window, and weighted by its chance.
+"""Every lag on average: draw a context for each window, and weight it by its probability.
 
-A window is cut at its levels, c_0 = 0 < c_1 < ... < c_J. Level j is run with probability P_j, and
-what it adds to the gradient is divided by P_j:
+A window is cut at its levels, c_0 = 0 < c_1 < ... < c_J. Level j runs with probability P_j, and its
+part of the gradient is divided by P_j:
 
     E sum_{j run} Delta_j / P_j = sum_j Delta_j
 
@@ -25,22 +25,21 @@ from .controller import Context, Controller, TruncationState
 
 @dataclass(frozen=True)
 class Unbiased(Controller):
-    """The detach loop plus a context that is drawn at random, so that on average nothing is cut.
+    """The detach loop plus a random context, so that the gradient up to k_max is unbiased.
 
     The levels are 1, 2, 4, ... times `losses` steps, up to k_max; level j has the probability
     `chance * fall**(j - 1)`. Multiples of `losses` are window boundaries, whose states are held.
 
     Attributes:
-        k_max: the longest context; what lies further back is cut.
+        k_max: the longest context; lags further back are cut.
         chance: probability of the first level.
-        fall: how much less likely each level is than the one before it.
-        seed: of the draws. They depend on it and on the steps trained so far alone.
+        fall: probability of each level relative to the one before it.
+        seed: of the draws, which depend only on it and on the steps trained so far.
 
     Choosing k_max: it bounds memory, and the average cost grows with its logarithm. Choosing chance
-    and fall: smaller ones cost less and add noise, since what is run seldom is multiplied by more.
+    and fall: smaller values cost less and add noise, since rare levels have larger weights.
 
-    Clipping acts on the weighted gradient. Where it is clipped, the mean is no longer that of the
-    whole window.
+    Clipping acts on the weighted gradient. A clipped gradient is no longer unbiased.
 
     >>> Unbiased(k_max=80).levels(losses=10)
     ((10, 0.5), (20, 0.25), (40, 0.125), (80, 0.0625))
@@ -61,7 +60,7 @@ class Unbiased(Controller):
                 raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
 
     def levels(self, losses: int) -> tuple[tuple[int, float], ...]:
-        """Return contexts and their probabilities for windows of so many losses."""
+        """Return contexts and their probabilities for windows of `losses` losses."""
         found, context, chance = [], losses, self.chance
         while context < self.k_max:
             found.append((context, chance))
@@ -74,8 +73,8 @@ class Unbiased(Controller):
         return sum(chance * (c - before) for (before, _), (c, chance) in pairwise(levels))
 
     def context(self, state: TruncationState, losses: int, step: int) -> Context:
-        """Draw how far back this window looks, and the factor at each level's younger end."""
-        # One number decides all levels, so that a level is run only with those before it.
+        """Draw the context of this window, and the factor at the younger end of each level."""
+        # One number decides all levels, so that a level runs only with those before it.
         drawn = random.Random(f"{self.seed} {step}").random()
         levels = ((0, 1.0), *self.levels(losses))
         run = [level for level in levels if drawn < level[1]]
@@ -83,21 +82,21 @@ class Unbiased(Controller):
         return Context(run[-1][0], factors)
 
     def request(self, state: TruncationState, losses: int | None) -> None:
-        """Nothing is measured."""
+        """Return None: nothing to measure."""
         return None
 
     def init(self) -> TruncationState:
-        """Start with the longest context: what must be kept at hand."""
+        """Start with the longest context, so that the loop keeps states that far back."""
         return TruncationState(self.k_max)
 
     def update(self, state: TruncationState, evidence: Evidence) -> TruncationState:
-        """Stay."""
+        """Return the same state."""
         return state
 
     def assess(self, state: TruncationState, k: int) -> None:
-        """No tolerance was asked for."""
+        """Return None: there is no tolerance to judge by."""
         return None
 
     def brief(self, state: TruncationState, evidence: Evidence) -> dict[str, Any]:
-        """Nothing was estimated."""
+        """Return nothing: there is no estimate."""
         return {}

@@ -26,14 +26,14 @@ class Wrapper(Controller):
 
     @abstractmethod
     def change(self, k: int, before: int | None) -> int:
-        """Return the k to use where the wrapped controller chose `k` and `before` was in use."""
+        """Return the k to use if the wrapped controller chose `k` and `before` is in use."""
 
     def request(self, state: TruncationState, losses: int | None) -> Request | None:
-        """Ask for what the wrapped controller wants."""
+        """Return the request of the wrapped controller."""
         return self.controller.request(_inner(state), losses)
 
     def init(self) -> TruncationState:
-        """Change what the wrapped controller starts with."""
+        """Change the k that the wrapped controller starts with."""
         inner = self.controller.init()
         k = None if inner.k is None else self.change(inner.k, None)
         return TruncationState(k, inner.decision, inner=inner)
@@ -43,16 +43,16 @@ class Wrapper(Controller):
         inner = self.controller.update(_inner(state), evidence)
         assert inner.k is not None
         k = self.change(inner.k, state.k)
-        # What is reported is the bias at the k in use, not at the one that was changed.
+        # Report the bias at the k in use, not at the k that the wrapped controller chose.
         decision = inner.decision if k == inner.k else self.controller.assess(inner, k)
         return TruncationState(k, decision, inner=inner)
 
     def brief(self, state: TruncationState, evidence: Evidence) -> dict[str, Any]:
-        """Keep what the wrapped controller looked at."""
+        """Return what the wrapped controller keeps."""
         return self.controller.brief(_inner(state), evidence)
 
     def context(self, state: TruncationState, losses: int, step: int) -> Context:
-        """The same for every window until the next estimate."""
+        """Return k: every window has the same until the next estimate."""
         return Context(state.known_k)
 
     def assess(self, state: TruncationState, k: int) -> TruncationDecision | None:
@@ -94,8 +94,8 @@ class Bucketed(Wrapper):
 
     Attributes:
         controller: the controller to wrap.
-        buckets: allowed k, ascending; a larger k than all of them becomes the largest. Empty
-            means powers of two.
+        buckets: allowed k, ascending; a k above all of them becomes the largest. Empty means
+            powers of two.
     """
 
     buckets: tuple[int, ...] = ()
@@ -118,10 +118,10 @@ class RateLimited(Wrapper):
     Attributes:
         controller: the controller to wrap.
         factor: 2 means at most doubled and at most halved.
-        fall: a factor of its own for falling. Before anything long is learnt hardly any gradient
-            comes from far back, so a small k meets every tolerance, and with a small k nothing
-            long is learnt. A large k that falls slowly (`factor=math.inf, fall=1.05`) gives it
-            time.
+        fall: a separate factor for falling. Before a model has learnt long dependencies, hardly any
+            gradient comes from far back. A small k then meets every tolerance, and with a small k
+            the model never learns them. A k that starts large and falls slowly
+            (`factor=math.inf, fall=1.05`) gives it time.
     """
 
     factor: float = 2.0
@@ -133,7 +133,7 @@ class RateLimited(Wrapper):
                 raise ValueError(f"{name} must exceed 1, got {value}")
 
     def change(self, k: int, before: int | None) -> int:
-        """Stay within the factors; rounding outwards, so that a small k can move at all."""
+        """Stay within the factors; round outwards, so that a small k can move at all."""
         if before is None:
             return k
         low = math.floor(before / (self.fall or self.factor))
