@@ -117,5 +117,5 @@ def _range(frames: list[list[dict[str, Any]]]) -> list[float]:
 
 def _why_not(run: Run) -> str:
     if len(run.probes):
-        return "it was recorded by a release that did not keep decay curves"
+        return "the release that recorded it kept no decay curves"
     return "K was fixed, so no decay was measured; atbptt diagnose measures it"
