@@ -259,6 +259,7 @@ def test_delta_has_no_default():
         (lambda: at.BiasTolerance(0.1, lags=20.0), "lags"),
         (lambda: at.BiasTolerance(0.1, k_init=True), "k_init"),
         (lambda: at.truncate.Limited(at.FixedTruncation(2), 1.0, 3), "low"),
+        (lambda: at.Unbiased(2.5), "k_max"),
     ],
 )
 def test_steps_are_whole_numbers(make, name):

@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import Any
 
 from .. import defaults
+from ..errors import require_whole
 from ..measure.sampling import Evidence
 from .controller import Context, Controller, TruncationState
 
@@ -53,6 +54,7 @@ class Unbiased(Controller):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        require_whole(k_max=self.k_max)
         if self.k_max < 1:
             raise ValueError(f"k_max must be at least 1 step of context, got {self.k_max}")
         for name in ("chance", "fall"):
