@@ -149,17 +149,17 @@ class CopyNet(nn.Module):
 # Delayed recall -----------------------------------------------------------------------------------
 
 
-def recall(lag: int = 100, symbols: int = 4, rows: int = 32) -> tuple[Data, Data]:
-    """Noise; now and then a symbol to remember, and `lag` steps later the question which it was.
+def recall(lag: int = 100, symbols: int = 2, rows: int = 32) -> tuple[Data, Data]:
+    """Blanks; now and then a symbol to remember, and `lag` steps later the question which it was.
 
-    Inputs are `symbols` cues, a question, and two kinds of noise. A cue comes every lag + 20 to
+    Inputs are `symbols` cues, a question, and the blank. A cue comes every lag + 20 to
     lag + 60 steps, so that one is remembered at a time. Only answers carry a loss. There are so
     many steps that no cell sees them twice.
     """
 
     def tensors(steps: int, seed: int) -> Data:
         rng = np.random.default_rng(seed)
-        x = rng.integers(symbols + 1, symbols + 3, (steps, rows))
+        x = np.full((steps, rows), symbols + 1)
         y = np.full((steps, rows), -100)
         for row in range(rows):
             t = int(rng.integers(0, lag))
@@ -173,12 +173,15 @@ def recall(lag: int = 100, symbols: int = 4, rows: int = 32) -> tuple[Data, Data
 
 
 class LongLSTM(nn.LSTM):
-    """An LSTM whose forget gates start open, as people set them for long memory."""
+    """An LSTM with chrono initialisation (Tallec and Ollivier 2018), as people set it for memory."""
 
-    def __init__(self, inputs: int, hidden: int, bias: float = 5.0) -> None:
+    def __init__(self, inputs: int, hidden: int, longest: int = 150) -> None:
         super().__init__(inputs, hidden)
+        times = torch.empty(hidden).uniform_(1.0, longest - 1.0).log()
         with torch.no_grad():
-            self.bias_ih_l0[hidden : 2 * hidden] = bias
+            self.bias_hh_l0.zero_()
+            self.bias_ih_l0[:hidden] = -times
+            self.bias_ih_l0[hidden : 2 * hidden] = times
 
 
 # Images, pixel by pixel ---------------------------------------------------------------------------
@@ -283,7 +286,7 @@ TASKS: dict[str, Task] = {
     task.name: task
     for task in [
         Task("copy", lambda: copy(10, 10), CopyNet, cross_entropy, True, 3.2, 0.1),
-        Task("recall", recall, lambda: Net(7, 0, 32, 4, LongLSTM), cross_entropy, False, 5e-3, 1.0),
+        Task("recall", recall, lambda: Net(4, 0, 32, 2, LongLSTM), cross_entropy, False, 5e-3, 1.0),
         Task("digits", digits, lambda: Net(17, 0, 64, 17, nn.GRU), cross_entropy, False, 4e-3, 1.0),
         Task(
             "electricity",
