@@ -173,7 +173,7 @@ def recall(lag: int = 100, symbols: int = 2, rows: int = 32) -> tuple[Data, Data
 
 
 class LongLSTM(nn.LSTM):
-    """An LSTM with chrono initialisation (Tallec and Ollivier 2018), as people set it for memory."""
+    """An LSTM with chrono initialisation (Tallec and Ollivier 2018), for long memory."""
 
     def __init__(self, inputs: int, hidden: int, longest: int = 150) -> None:
         super().__init__(inputs, hidden)
