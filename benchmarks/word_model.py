@@ -5,7 +5,7 @@ the paper's language experiments do with K = 50, then lets `diagnose` measure th
 with 35 losses at all contexts up to 180 steps, several times. An epoch of that loop is timed beside
 it, as the unit.
 
-    python benchmarks/word_model.py --data FOLDER --out benchmarks/results/word-model
+    python -m benchmarks.word_model --data FOLDER --out benchmarks/results/word-model
 """
 
 from __future__ import annotations
@@ -14,44 +14,28 @@ import argparse
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import adaptive_tbptt as at
 from adaptive_tbptt.train import origin
 from atbptt_paper.tasks.sequence_model import release_init
 
+from .truth.models import Words, cross_entropy
+
 ROWS, LOSSES, LAGS = 20, 35, 180
-
-
-class Words(nn.Module):
-    """Embedding, LSTM, readout."""
-
-    def __init__(self, words: int, size: int = 64) -> None:
-        super().__init__()
-        self.embed, self.lstm = nn.Embedding(words, size), nn.LSTM(size, size)
-        self.out = nn.Linear(size, words)
-
-    def forward(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
-        h, state = self.lstm(self.embed(tokens), state)
-        return self.out(h), state
-
-
-def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
 
 
 def train(model: nn.Module, x: Tensor, y: Tensor, rate: float) -> tuple[float, float]:
     """Run one epoch as the paper's language experiments do, K = 50; return loss and seconds."""
     optimizer = torch.optim.SGD(model.parameters(), rate)
-    loop, scale, clip = at.AdaptiveTBPTT(model, loss_fn, 50), at.StepScale(optimizer), at.loop.Clip
+    loop, scale = at.AdaptiveTBPTT(model, cross_entropy, 50), at.StepScale(optimizer)
+    clip = at.loop.Clip(1.0, per_loss=True)
     total, began = 0.0, time.process_time()
     for window in loop.windows(at.SequenceStream(x, y)):
         total += window.backward().item() * window.losses
-        clip(1.0, per_loss=True)(model.parameters(), window.losses)
+        clip(model.parameters(), window.losses)
         scale.step(window)
         optimizer.step()
         optimizer.zero_grad()
@@ -63,7 +47,7 @@ def detach_epoch(model: nn.Module, x: Tensor, y: Tensor) -> float:
     state, began = None, time.process_time()
     for i in range(0, len(x), LOSSES):
         outputs, state = model(x[i : i + LOSSES], state)
-        loss_fn(outputs, y[i : i + LOSSES]).backward()
+        cross_entropy(outputs, y[i : i + LOSSES]).backward()
         state = tuple(part.detach() for part in state)
         model.zero_grad()
     return time.process_time() - began
@@ -91,7 +75,7 @@ def main() -> None:
         began = time.process_time()
         found = at.diagnose(
             model,
-            loss_fn,
+            cross_entropy,
             at.SequenceStream(x, y),
             losses=LOSSES,
             lags=LAGS,
