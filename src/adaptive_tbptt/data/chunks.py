@@ -15,7 +15,8 @@ from torch.utils.data import (
 )
 
 from .nest import map_leaves
-from .stream import Segment, Stream, time_first, warn_of_other_data
+from .segment import Segment, time_first
+from .stream import Stream, warn_of_other_data
 
 Chunks = Iterable[Any]
 END = object()  # of a source; None would be a chunk that is wrong
