@@ -64,7 +64,7 @@ def _items(given: Iterable[Any]) -> Iterator[list[Nest]]:
     if isinstance(given, tuple) and given and isinstance(given[0], PackedSequence):
         given = [given]
     if isinstance(given, Dataset) and isinstance(given, Sized):
-        given = (given[i] for i in range(len(given)))
+        given = map(given.__getitem__, range(len(given)))
     index = 0
     for item in given:
         if not isinstance(item, tuple | list) or len(item) not in (2, 3):
