@@ -1,7 +1,5 @@
 """One long series cut into rows."""
 
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -44,10 +42,21 @@ def test_arrays_tables_and_tensors_give_the_same_stream():
         part = from_series(given, rows=2).read(9)
         assert torch.equal(part.inputs, expected.inputs)
         assert torch.equal(part.targets, expected.targets)
-    if "pandas" not in sys.modules:
-        pandas = pytest.importorskip("pandas")
-        part = from_series(pandas.DataFrame(values), rows=2).read(9)
-        assert torch.equal(part.inputs, expected.inputs)
+
+
+def test_tables_and_columns_of_pandas():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"a": [1.0, 2.0, 3.0], "b": [4, 5, 6], "day": ["x", "y", "z"]})
+    assert from_series(table[["a", "b"]]).read(9).inputs[:, 0].tolist() == [[1, 4], [2, 5]]
+    assert from_series(table["b"]).read(9).targets[:, 0].tolist() == [[5], [6]]
+    with pytest.raises(TypeError, match="series: expected numbers, got an array of object"):
+        from_series(table)
+    pair = (table[["a"]], table["b"])
+    assert at.SequenceStream.from_sequences([pair], rows=1).read(9).targets.tolist() == [
+        [4],
+        [5],
+        [6],
+    ]
 
 
 def test_targets_of_their_own_are_paired_step_by_step_or_ahead():
