@@ -169,6 +169,7 @@ def test_evaluate_is_the_mean_over_all_steps_of_all_sequences(name):
     stream = at.SequenceStream.from_sequences(data, rows=ROWS, shuffle=True, seed=2)
     sums = [len(x) * loss_fn(run_alone(model, x, None)[0], y[:, None]) for x, y in data]
     expected = float(sum(sums).detach()) / sum(LENGTHS)
+    assert at.check(model, loss_fn, stream) == []
     for chunk in (256, 4):
         assert at.evaluate(model, loss_fn, stream, chunk=chunk) == pytest.approx(expected)
 

@@ -14,9 +14,10 @@ from torch import Tensor
 def pack_rows(lengths: Sequence[int], rows: int, order: Sequence[int]) -> list[list[int]]:
     """Assign sequences to rows: the longest first, each to the row that is shortest so far.
 
-    The longest row has at most 4/3 - 1/(3 rows) of the least possible length (Graham, 1969). No row
-    is padded by more than the shortest sequence of the longest row. How long the rows are depends
-    on the lengths alone, not on the order, so every epoch of a shuffled stream has as many steps.
+    The longest row has at most 4/3 - 1/(3 rows) times the least possible length (Graham, 1969). No
+    row is padded by more than the shortest sequence of the longest row. How long the rows are
+    depends on the lengths of the sequences, not on their order: every epoch of a shuffled stream
+    has the same number of steps.
 
     Args:
         lengths: of each sequence.
