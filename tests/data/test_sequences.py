@@ -204,5 +204,20 @@ def test_a_padded_stream_of_your_own_needs_a_boolean_mask_of_its_shape():
         at.SequenceStream(inputs, at.data.Padded(targets, present.float()), batch_first=True)
     with pytest.raises(ValueError, match=r"targets \(leaf 'present'\) have"):
         at.SequenceStream(inputs, at.data.Padded(targets, present[:, :5]), batch_first=True)
-    chunks = [(inputs.transpose(0, 1), at.data.Padded(targets.T, present.T))] * 2
-    assert at.ChunkStream(chunks).read(12).present.sum() == 2 * present.sum()
+
+
+def test_chunks_of_which_only_some_are_padded_are_joined():
+    inputs, targets = torch.zeros(6, 3, 2), torch.zeros(6, 3)
+    present = torch.arange(6)[:, None] < torch.tensor([6, 4, 1])
+    chunks = [(inputs, targets), (inputs, at.data.Padded(targets, present))]
+    for order in (chunks, chunks[::-1]):
+        part = at.ChunkStream(order).read(12)
+        masks = [torch.ones_like(present), present]
+        assert torch.equal(part.present, torch.cat(masks if order is chunks else masks[::-1]))
+    model, loss_fn = torch.nn.RNN(2, 1), lambda out, target: (out[..., 0] - target).square().mean()
+    tbptt = at.AdaptiveTBPTT(model, loss_fn, 0, losses=4)
+    weights = []
+    for window in tbptt.windows(at.ChunkStream(chunks)):
+        window.backward()
+        weights.append(window.weight)
+    assert weights == [12, 6 + 5, 4 + 2]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from .nest import Nest, leaf_label, map_leaves, named_leaves
+from .nest import Nest, leaf_label, leaves, map_leaves, named_leaves
 
 
 class Padded(NamedTuple):
@@ -22,7 +23,6 @@ class Padded(NamedTuple):
         targets: a tensor, or a nest of tensors, `(time, batch, ...)`.
         present: `(time, batch)` boolean, false at padding.
 
-    >>> import torch
     >>> from adaptive_tbptt import SequenceStream
     >>> present = torch.arange(6)[:, None] < torch.tensor([6, 4])  # the second row ends earlier
     >>> stream = SequenceStream(torch.zeros(6, 2, 3), Padded(torch.zeros(6, 2), present))
@@ -32,6 +32,14 @@ class Padded(NamedTuple):
 
     targets: Nest
     present: Tensor
+
+
+def as_padded(targets: Nest) -> Padded:
+    """Mark every step of time-first targets as present, unless they are marked already."""
+    if isinstance(targets, Padded):
+        return targets
+    first = leaves(targets)[0]
+    return Padded(targets, first.new_ones(first.shape[:2], dtype=torch.bool))
 
 
 def without_padding(targets: Nest) -> Nest:
