@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .nest import Nest, leaves, map_leaves, named_leaves, slice_steps, swap_time_and_batch
+from .nest import Nest, State, leaves, map_leaves, named_leaves, slice_steps, swap_time_and_batch
+from .start import Start
 
 
 class Segment(NamedTuple):
@@ -20,11 +21,14 @@ class Segment(NamedTuple):
         inputs: a tensor, or a nest of tensors, `(time, batch, ...)`.
         targets: of the same time and batch.
         resets: `(time, batch)` boolean, true where a row starts a new sequence; None for no reset.
+        start: the state that enters, if the segment begins where its stream does and the stream
+            was given one.
     """
 
     inputs: Nest
     targets: Nest
     resets: Tensor | None = None
+    start: Start | None = None
 
     @property
     def steps(self) -> int:
@@ -44,7 +48,7 @@ class Segment(NamedTuple):
     def digest(self) -> int:
         """A checksum of up to 64 steps, to tell these data from others of the same size."""
         steps = torch.linspace(0, self.steps - 1, min(self.steps, 64), dtype=torch.float64).long()
-        found = 0
+        found = 0 if self.start is None else self.start.digest
         for leaf in leaves(self):
             part = leaf.detach()[steps.to(leaf.device)].cpu().contiguous()
             found = zlib.crc32(part.flatten().view(torch.uint8).numpy().data, found)
@@ -54,7 +58,8 @@ class Segment(NamedTuple):
         """Cut out steps `start` to `stop`."""
         inputs = slice_steps(self.inputs, start, stop)
         targets = slice_steps(self.targets, start, stop)
-        return Segment(inputs, targets, None if self.resets is None else self.resets[start:stop])
+        resets = None if self.resets is None else self.resets[start:stop]
+        return Segment(inputs, targets, resets, None if start else self.start)
 
     def shifted(self, steps: int, generator: torch.Generator | None) -> Segment:
         """Cut `steps` consecutive steps out of every row, each row at its own random offset."""
@@ -69,6 +74,8 @@ class Segment(NamedTuple):
         shifted: Segment = map_leaves(
             lambda leaf: leaf[index.to(leaf.device), columns.to(leaf.device)], self
         )
+        if self.start is not None:
+            shifted = shifted._replace(start=self.start.where(offsets == 0))
         return shifted
 
 
@@ -115,9 +122,11 @@ class Stream(ABC):
 
     Attributes:
         cursor: the next step to carry a loss.
+        burn_in: leading steps that only warm the state up: they carry no loss and no gradient.
     """
 
     cursor: int = 0
+    burn_in: int = 0
 
     @property
     @abstractmethod
@@ -152,7 +161,7 @@ class Stream(ABC):
 
     @abstractmethod
     def rewind(self) -> None:
-        """Go back to the first step."""
+        """Go back to the first step that carries a loss."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -208,6 +217,12 @@ class SequenceStream(Stream):
         resets: `(time, batch)` boolean, true where a row starts a new sequence: its state returns
             to the initial one before that step. None means one sequence per row.
         batch_first: whether the tensors given are `(batch, time, ...)`.
+        state: the state that enters the first step, laid out as the model's own state for all
+            rows; it is detached. None is the model's initial state.
+        burn_in: leading steps that only warm the state up: they carry no loss and no gradient.
+
+    Choosing state and burn_in: for rollouts of an agent pass the state that the rollout began
+    with. For sequences from a replay buffer pass the stored state, some burn-in, or both.
 
     Attributes:
         rows: number of rows.
@@ -228,9 +243,19 @@ class SequenceStream(Stream):
         resets: Tensor | None = None,
         *,
         batch_first: bool = False,
+        state: State = None,
+        burn_in: int = 0,
     ) -> None:
         self._all = time_first(inputs, targets, resets, batch_first=batch_first)
         self.length, self.rows = self._all.steps, self._all.rows
+        if state is not None:
+            self._all = self._all._replace(start=Start(state, self.rows))
+        if not 0 <= burn_in < self.length:
+            raise ValueError(
+                f"burn_in must be in [0, {self.length - 1}] to leave a step with a loss, got "
+                f"{burn_in}"
+            )
+        self.burn_in = self.cursor = burn_in
         self._digest: int | None = None
 
     def __len__(self) -> int:
@@ -254,8 +279,8 @@ class SequenceStream(Stream):
         return self._all.between(self.cursor, self.available(self.cursor + steps))
 
     def rewind(self) -> None:
-        """Go back to the first step."""
-        self.cursor = 0
+        """Go back to the first step that carries a loss."""
+        self.cursor = self.burn_in
 
     def state_dict(self) -> dict[str, Any]:
         """Return the cursor, with the size and a checksum of the data it belongs to."""

@@ -8,12 +8,13 @@ from torch import nn
 from .._torch.compiling import eager
 from .._torch.number_formats import wide
 from .._torch.preserve_model import preserve
-from ..data.nest import State, detach
+from ..data.nest import detach
 from ..data.stream import Stream, require_stream
 from ..model.checks import look
 from ..model.objective import CountLosses, Objective
 from ..model.recurrent import LossFn, Recurrent
 from ..model.running import run_pieces
+from .carried_states import start_state
 
 
 def evaluate(
@@ -65,10 +66,10 @@ def evaluate_sum(objective: Objective, stream: Stream, chunk: int) -> tuple[floa
     """Return the sum and the number of losses; see `evaluate`."""
     recurrent = objective.recurrent
     total, count = torch.zeros((), dtype=torch.float64), 0.0
-    state: State = None
-    before = stream.state_dict() if stream.cursor else None
+    before = stream.state_dict() if stream.cursor != stream.burn_in else None
     stream.rewind()
     with preserve(recurrent.module, train=False), torch.no_grad():
+        state = start_state(recurrent, stream)
         while stream.available(stream.cursor + 1) > stream.cursor:
             segment = stream.read(chunk)
             stream.forget(stream.cursor)
