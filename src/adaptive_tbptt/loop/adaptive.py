@@ -18,7 +18,7 @@ from ..distributed.ranks import Ranks, present_ranks
 from ..errors import TruncationWarning
 from ..measure.fused_layer import ProbePlan
 from ..measure.sampling import Evidence, Request, Source
-from ..model.checks import look
+from ..model.checks import SINGLE_STEPS, look
 from ..model.objective import CountLosses, Objective
 from ..model.recurrent import LossFn, Recurrent
 from ..truncate.controller import Controller, TruncationState
@@ -64,7 +64,8 @@ class AdaptiveTBPTT:
 
     Args:
         model: any recurrent module; see `adaptive_tbptt.model`.
-        loss_fn: `loss_fn(outputs, targets)`, a mean over time and batch.
+        loss_fn: `loss_fn(outputs, targets)`, called once for all losses of a window. Any scalar
+            but a sum over steps: a mean, or a loss that is normalised over the window.
         controller: `FixedTruncation`, `BiasTolerance`, or a wrapper around one. A whole number is
             `FixedTruncation(k)`, a fraction `BiasTolerance(delta)`.
         losses: K2, the steps of a window that carry a loss; None is `losses_per_k` times K. The
@@ -235,9 +236,17 @@ class AdaptiveTBPTT:
             return
         self._prepared = True
         segment = part.peek(LOOK_STEPS)
-        look(self.objective, segment, part)
+        look(self.objective, segment, part, mean=self._needs_mean())
         if self.request is not None:
             self.request.prepare(self.objective, segment, self._plan)
+
+    def _needs_mean(self) -> str | None:
+        """Say why the loss must be a mean over time and batch; None if it need not be."""
+        if self.ranks.count > 1:
+            return "Every process applies it to rows of its own"
+        if self.request is not None and self.request.losses == 1 and self.losses != 1:
+            return f"Estimates of K measure single steps. {SINGLE_STEPS}; use MeasuredGauge"
+        return None
 
     @property
     def request(self) -> Request | None:

@@ -33,7 +33,8 @@ def evaluate(
 
     Args:
         model: any recurrent module.
-        loss_fn: a mean over time and batch.
+        loss_fn: `loss_fn(outputs, targets)`. If the split is longer than `chunk`, it must be a
+            mean over time.
         stream: the split.
         chunk: steps evaluated at a time.
         count_losses: as in `AdaptiveTBPTT`.
@@ -51,7 +52,9 @@ def evaluate(
         model, loss_fn, count_losses, batch_first=batch_first, state_batch_dim=state_batch_dim
     )
     if stream.available(stream.cursor + 1) > stream.cursor:
-        look(objective, stream.peek(chunk))
+        cut = stream.length is None or stream.length - stream.burn_in > chunk
+        why = f"The result is a mean over chunks of {chunk} steps: pass a larger chunk"
+        look(objective, stream.peek(chunk), mean=why if cut else None)
     return mean_loss(*evaluate_sum(objective, stream, chunk))
 
 

@@ -108,6 +108,11 @@ class LagRequest:
         """Steps of data that one segment needs after the burn-in."""
         return self.lags
 
+    @property
+    def losses(self) -> int:
+        """Losses of a row in one segment."""
+        return 1
+
     def prepare(self, objective: Objective, segment: Segment, plan: ProbePlan) -> None:
         """Try on some steps of data which path probes take through the model."""
         recurrent = objective.recurrent

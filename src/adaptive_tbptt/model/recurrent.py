@@ -186,6 +186,11 @@ class Recurrent:
             raise RuntimeError("the layout of the state is not known yet: call dims(inputs)")
         return self._layout.dims
 
+    @property
+    def joins(self) -> bool:
+        """Whether pieces of what the module returns can be joined along time; see `Layout`."""
+        return self._layout is not None and self._layout.joins
+
     def template(self, inputs: Nest) -> State:
         """Return a state of one row, for its structure."""
         return self._learn_layout(inputs).example
