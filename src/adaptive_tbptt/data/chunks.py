@@ -14,7 +14,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from .nest import State, map_leaves
+from .nest import State, detach, map_leaves
 from .start import Start
 from .stream import Segment, Stream, time_first, warn_of_other_data
 
@@ -48,7 +48,7 @@ class ChunkStream(Stream):
                 "the DataLoader shuffles: its chunks do not continue each other, so the state "
                 "carried from one to the next would be wrong. Use shuffle=False"
             )
-        self._source, self._state = source, state
+        self._source, self._state = source, detach(state)
         self._keep = 0  # steps reserved for random segments
         self._length: int | None = None
         self._begun = False
