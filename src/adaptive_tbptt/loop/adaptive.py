@@ -18,7 +18,7 @@ from ..distributed.ranks import Ranks, present_ranks
 from ..errors import TruncationWarning
 from ..measure.fused_layer import ProbePlan
 from ..measure.sampling import Evidence, Request, Source
-from ..model.checks import SINGLE_STEPS, look
+from ..model.checks import look
 from ..model.objective import CountLosses, Objective
 from ..model.recurrent import LossFn, Recurrent
 from ..truncate.controller import Controller, TruncationState
@@ -245,7 +245,7 @@ class AdaptiveTBPTT:
         if self.ranks.count > 1:
             return "Every process applies it to rows of its own"
         if self.request is not None and self.request.losses == 1 and self.losses != 1:
-            return f"Estimates of K measure single steps. {SINGLE_STEPS}; use MeasuredGauge"
+            return "Estimates of K measure single steps: pass losses=, and use MeasuredGauge"
         return None
 
     @property
