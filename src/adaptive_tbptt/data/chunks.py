@@ -99,6 +99,8 @@ class ChunkStream(Stream):
                 )
             self._length = self._end
             return False
+        if isinstance(chunk, Segment):  # only the stream has a start of its own
+            chunk = chunk.inputs, chunk.targets, chunk.resets
         if not isinstance(chunk, tuple | list) or len(chunk) not in (2, 3):
             raise TypeError(
                 "every chunk must be (inputs, targets) or (inputs, targets, resets), got "
