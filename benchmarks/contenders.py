@@ -236,7 +236,7 @@ def plain_loop(model: Any, stream: SequenceStream, optimizer: Any, k: int) -> No
     length = len(stream)
     for first in range(0, length, k):
         start = max(first - k, 0)
-        inputs, targets, _ = stream.segment(start, min(first + k, length))
+        inputs, targets, *_ = stream.segment(start, min(first + k, length))
         context = first - start
         parts = []
         if context:

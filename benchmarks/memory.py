@@ -68,7 +68,7 @@ def probing(lags: int) -> int:
     """Probe an LSTM of 128 units, 64 rows; return by how much the peak exceeds what was held."""
     size = Size("", 128, 1, 20, 64, lags, (), 0, 0)
     model = at.model.as_recurrent(size.model())
-    inputs, targets, _ = size.stream(lags).segment(0, lags)
+    inputs, targets, *_ = size.stream(lags).segment(0, lags)
     at.probe(model, symbol_loss, inputs[:20], targets[:20])
     before = held()
     at.probe(model, symbol_loss, inputs, targets)

@@ -71,7 +71,7 @@ def main() -> None:
     model = CopyModel()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for step in range(options.steps):
-        symbols, answers, _ = stream.random_segment(4 * MEMORY, generator)
+        symbols, answers, *_ = stream.random_segment(4 * MEMORY, generator)
         loss = loss_fn(model.head(model.core(symbols, None)[0]), answers)
         optimizer.zero_grad()
         loss.backward()

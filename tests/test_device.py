@@ -6,6 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import adaptive_tbptt as at
+from adaptive_tbptt.model import as_recurrent
+from adaptive_tbptt.model.running import entering
 
 from .elsewhere import other_device
 from .small_run import build, streams
@@ -177,5 +179,22 @@ def test_symbols_are_read_from_the_cpu():
         stream = at.SequenceStream(x, x.roll(3, 0))  # bytes, on the CPU
         tbptt = at.AdaptiveTBPTT(net, symbol_loss, control)
         return [float(window.backward()) for window in tbptt.windows(stream)]
+
+    same(work)
+
+
+@pytest.mark.parametrize("where", ["cpu", "device"])
+def test_a_stream_starts_from_a_state_on_either_device(where):
+    x, y = data()
+
+    def work(device):
+        there = device if where == "device" else torch.device("cpu")
+        state = tuple(torch.ones(1, ROWS, 4).to(there) for _ in range(2))
+        stream, agent = at.SequenceStream(x, y, state=state, burn_in=3), model("lstm", device)
+        tbptt = at.AdaptiveTBPTT(agent, F.mse_loss, 8, losses=20)
+        losses = [window.backward().item() for window in tbptt.windows(stream)]
+        drawn = stream.random_segment(STEPS - 1, torch.Generator().manual_seed(0))
+        mixed = entering(as_recurrent(agent), drawn)  # some rows begin with the stream
+        return [*losses, at.evaluate(agent, F.mse_loss, stream), *mixed[0].cpu().ravel().tolist()]
 
     same(work)

@@ -258,3 +258,13 @@ def test_a_schedule_per_epoch_needs_a_length():
     tbptt = at.AdaptiveTBPTT(nn.GRU(2, 4), F.mse_loss, control)
     with pytest.raises(ValueError, match="estimate_every"):
         next(iter(tbptt.windows(at.ChunkStream(parts))))
+
+
+def test_segments_are_chunks():
+    x, y = torch.randn(10, 2, 3), torch.randn(10, 2)
+    whole = at.SequenceStream(x, y, torch.rand(10, 2) < 0.5, state=torch.ones(2, 4))
+    stream = at.ChunkStream([whole.segment(0, 4), whole.segment(4, 10)])
+    found = stream.read(7)
+    assert torch.equal(found.inputs, x[:7])
+    assert torch.equal(found.resets, whole.segment(0, 7).resets)
+    assert found.start is None

@@ -172,3 +172,20 @@ def test_a_state_that_is_a_conjugate_is_carried():
         features, state = model.core(x[start : start + 10], state)
         expected.append(nn.functional.mse_loss(model.head(features), y[start : start + 10]).item())
     assert losses == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_stream_starts_from_a_complex_state():
+    x, y, resets = data()
+    start = torch.randn(ROWS, 4, dtype=torch.cfloat), torch.randn(ROWS, 1)
+
+    def train(model):
+        state = (torch.view_as_real(start[0]), start[1]) if model.pairs else start
+        stream = at.SequenceStream(x, y, resets, state=state, burn_in=5)
+        tbptt = at.AdaptiveTBPTT(model, nn.functional.mse_loss, 10, losses=20)
+        losses = [window.backward().item() for window in tbptt.windows(stream)]
+        return [*losses, at.evaluate(model, nn.functional.mse_loss, stream)]
+
+    ours, theirs = both(train)
+    assert ours == pytest.approx(theirs, rel=1e-6)
+    zero = at.evaluate(Rotating(), nn.functional.mse_loss, at.SequenceStream(x, y, resets))
+    assert abs(ours[-1] - zero) > 1e-3

@@ -14,9 +14,10 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from .nest import map_leaves
+from .nest import State, detach, map_leaves
 from .padding import as_padded
 from .segment import Segment, time_first
+from .start import Start
 from .stream import Stream, warn_of_other_data
 
 Chunks = Iterable[Any]
@@ -33,6 +34,7 @@ class ChunkStream(Stream):
         source: an iterable that can be read once per epoch (a list, a DataLoader), or a function
             that returns an iterator. A generator can be read once only. Chunks are copied, except
             those of a list or tuple, so a source may fill the same buffer again.
+        state: the state that enters the first step of every epoch, as in `SequenceStream`.
 
     >>> chunks = [(torch.zeros(5, 2, 3), torch.zeros(5, 2)) for _ in range(4)]
     >>> stream = ChunkStream(chunks)
@@ -40,13 +42,15 @@ class ChunkStream(Stream):
     (2, 8, 20)
     """
 
-    def __init__(self, source: Chunks | Callable[[], Iterator[Any]]) -> None:
+    def __init__(
+        self, source: Chunks | Callable[[], Iterator[Any]], *, state: State = None
+    ) -> None:
         if isinstance(source, DataLoader) and shuffles(source):
             raise ValueError(
                 "the DataLoader shuffles: its chunks do not continue each other, so the state "
                 "carried from one to the next would be wrong. Use shuffle=False"
             )
-        self._source = source
+        self._source, self._state = source, detach(state)
         self._keep = 0  # steps reserved for random segments
         self._length: int | None = None
         self._begun = False
@@ -97,6 +101,8 @@ class ChunkStream(Stream):
                 )
             self._length = self._end
             return False
+        if isinstance(chunk, Segment):  # only the stream has a start of its own
+            chunk = chunk.inputs, chunk.targets, chunk.resets
         if not isinstance(chunk, tuple | list) or len(chunk) not in (2, 3):
             raise TypeError(
                 "every chunk must be (inputs, targets) or (inputs, targets, resets), got "
@@ -133,7 +139,10 @@ class ChunkStream(Stream):
             if a < b:
                 parts.append(part.between(a, b))
             at += part.steps
-        return _join(parts)
+        found = _join(parts)
+        if self._state is None or start:
+            return found
+        return found._replace(start=Start(self._state, found.rows))
 
     def forget(self, before: int) -> None:
         """Drop whole chunks before the step, unless they are reserved for the probe."""

@@ -18,6 +18,7 @@ from .nest import (
     swap_time_and_batch,
 )
 from .padding import Padded
+from .start import Start
 
 
 class Segment(NamedTuple):
@@ -27,11 +28,14 @@ class Segment(NamedTuple):
         inputs: a tensor, or a nest of tensors, `(time, batch, ...)`.
         targets: of the same time and batch; `Padded` where some steps are padding.
         resets: `(time, batch)` boolean, true where a row starts a new sequence; None for no reset.
+        start: the state that enters, if the segment begins where its stream does and the stream
+            was given one.
     """
 
     inputs: Nest
     targets: Nest
     resets: Tensor | None = None
+    start: Start | None = None
 
     @property
     def steps(self) -> int:
@@ -56,7 +60,7 @@ class Segment(NamedTuple):
     def digest(self) -> int:
         """A checksum of up to 64 steps, to tell these data from others of the same size."""
         steps = spread_steps(self.steps)
-        found = 0
+        found = 0 if self.start is None else self.start.digest
         for leaf in leaves(self):
             part = leaf.detach()[steps.to(leaf.device)].cpu().contiguous()
             found = zlib.crc32(part.flatten().view(torch.uint8).numpy().data, found)
@@ -66,7 +70,8 @@ class Segment(NamedTuple):
         """Cut out steps `start` to `stop`."""
         inputs = slice_steps(self.inputs, start, stop)
         targets = slice_steps(self.targets, start, stop)
-        return Segment(inputs, targets, None if self.resets is None else self.resets[start:stop])
+        resets = None if self.resets is None else self.resets[start:stop]
+        return Segment(inputs, targets, resets, None if start else self.start)
 
     def shifted(self, steps: int, generator: torch.Generator | None) -> Segment:
         """Cut `steps` consecutive steps out of every row, each row at its own random offset."""
@@ -74,6 +79,8 @@ class Segment(NamedTuple):
         shifted: Segment = map_leaves(
             lambda leaf: leaf[index.to(leaf.device), columns.to(leaf.device)], self
         )
+        if self.start is not None:
+            shifted = shifted._replace(start=self.start.where(index[0] == 0))
         return shifted
 
 

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .nest import Nest
+from .nest import Nest, State
 from .reading import read_sequences
 from .segment import Segment, time_first
 from .sequences import LaidOut
 from .series import cut_series
+from .start import Start
 
 
 class Stream(ABC):
@@ -22,9 +23,11 @@ class Stream(ABC):
 
     Attributes:
         cursor: the next step to carry a loss.
+        burn_in: leading steps that only warm the state up: they carry no loss and no gradient.
     """
 
     cursor: int = 0
+    burn_in: int = 0
 
     @property
     @abstractmethod
@@ -59,7 +62,7 @@ class Stream(ABC):
 
     @abstractmethod
     def rewind(self) -> None:
-        """Go back to the first step."""
+        """Go back to the first step that carries a loss."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -121,6 +124,12 @@ class SequenceStream(Stream):
         resets: `(time, batch)` boolean, true where a row starts a new sequence: its state returns
             to the initial one before that step. None means one sequence per row.
         batch_first: whether the tensors given are `(batch, time, ...)`.
+        state: the state that enters the first step, laid out as the model's own state for all
+            rows; it is detached. None is the model's initial state.
+        burn_in: leading steps that only warm the state up: they carry no loss and no gradient.
+
+    Choosing state and burn_in: for rollouts of an agent pass the state that the rollout began
+    with. For sequences from a replay buffer pass the stored state, some burn-in, or both.
 
     Attributes:
         rows: number of rows.
@@ -142,8 +151,19 @@ class SequenceStream(Stream):
         resets: Tensor | None = None,
         *,
         batch_first: bool = False,
+        state: State = None,
+        burn_in: int = 0,
     ) -> None:
-        self._hold(time_first(inputs, targets, resets, batch_first=batch_first))
+        data = time_first(inputs, targets, resets, batch_first=batch_first)
+        if state is not None:
+            data = data._replace(start=Start(state, data.rows))
+        if not 0 <= burn_in < data.steps:
+            raise ValueError(
+                f"burn_in must be in [0, {data.steps - 1}] to leave a step with a loss, got "
+                f"{burn_in}"
+            )
+        self.burn_in = self.cursor = burn_in
+        self._hold(data)
 
     @classmethod
     def from_sequences(
@@ -255,8 +275,8 @@ class SequenceStream(Stream):
         return self._all.between(self.cursor, self.available(self.cursor + steps))
 
     def rewind(self) -> None:
-        """Go back to the first step, in the same order."""
-        self.cursor = 0
+        """Go back to the first step that carries a loss, in the same order."""
+        self.cursor = self.burn_in
 
     def next_epoch(self) -> None:
         """Go back to the first step; a stream that shuffles takes a new order."""

@@ -15,6 +15,7 @@ from ..data.nest import Nest
 from ..data.stream import Stream
 from ..estimate.level_bias import LevelCurve, level_bias
 from ..measure.sampling import LevelRequest
+from ..model.checks import refuse_single_losses
 from ..model.objective import CountLosses, Objective
 from ..model.recurrent import LossFn, Recurrent
 from .sampling import GROUPS, SIZE, Sampling, as_stream
@@ -81,7 +82,7 @@ def check_bias(
 
     Args:
         model: any recurrent module, at the parameters and in the mode to be checked.
-        loss_fn: `loss_fn(outputs, targets)`, a mean over time and batch.
+        loss_fn: `loss_fn(outputs, targets)`; with `losses=1` a mean over time and batch.
         data: a stream, or a pair `(inputs, targets)` laid out as the model takes it.
         k: truncation length, or several.
         losses: K2, losses per window. 1 checks single losses, as the theory does; K checks the
@@ -107,6 +108,8 @@ def check_bias(
         if not 0 <= one < lags:
             raise ValueError(f"k must be in [0, {lags - 1}], below the lags, got {one}")
     how = Sampling(burn_in=burn_in, level=level, seed=seed)
+    if losses == 1:
+        refuse_single_losses(objective, stream.peek(64))
     contexts = tuple(sorted({0, *ks, lags}))
     curve = measure_levels(objective, stream, contexts, losses, segments, how)
     return [check_of(curve, one) for one in ks]

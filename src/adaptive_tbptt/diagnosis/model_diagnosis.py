@@ -80,8 +80,8 @@ def diagnose(
         raise ValueError(f"losses must be at least 1 step, got {losses}")
     if not 0.0 < delta < 1.0:
         raise ValueError(f"delta must be in (0, 1), got {delta}: 0.1 tolerates a bias of 10 %")
-    lags = _fitting_lags(stream, lags, losses, how.burn_in)
     source = how.source(objective, stream)
+    lags = _fitting_lags(stream, lags, losses, source.warm_up_steps)
     first = stream.peek(64)
     look(objective, first, stream)
     if losses == 1:

@@ -38,7 +38,7 @@ def window_costs(source: Source, losses: int, contexts: Sequence[int]) -> NDArra
         best = dict.fromkeys(timed, float("inf"))
         windows = {}
         for context in timed:
-            start = source.burn_in + longest - context
+            start = source.warm_up_steps + longest - context
             state = warm_up(objective.recurrent, segment, start)
             windows[context] = segment.between(start, segment.steps), state
         for turn in range(TURNS + 1):

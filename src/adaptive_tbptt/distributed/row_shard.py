@@ -24,12 +24,13 @@ class RowShard(Stream):
     """
 
     def __init__(self, stream: Stream, share: Callable[[int], range]) -> None:
-        self.whole = stream
+        self.whole, self.burn_in = stream, stream.burn_in
         self._share = share
 
     def _cut(self, segment: Segment) -> Segment:
         rows = self._share(segment.rows)
-        return map_leaves(lambda leaf: leaf[:, rows.start : rows.stop], segment)
+        cut: Segment = map_leaves(lambda leaf: leaf[:, rows.start : rows.stop], segment)
+        return cut if cut.start is None else cut._replace(start=cut.start.of_rows(rows))
 
     def segment(self, start: int, stop: int) -> Segment:
         """Return steps `start` to `stop` of this process's rows."""

@@ -25,7 +25,7 @@ from ..truncate.controller import Controller, TruncationState
 from ..truncate.remedies import what_to_do
 from ..truncate.unbiased import Unbiased
 from .arguments import as_controller, check_losses
-from .carried_states import CarriedStates
+from .carried_states import CarriedStates, start_state
 from .estimates import Estimate
 from .window import Span, Tally, Window
 
@@ -64,7 +64,8 @@ class AdaptiveTBPTT:
 
     Args:
         model: any recurrent module; see `adaptive_tbptt.model`.
-        loss_fn: `loss_fn(outputs, targets)`, a mean over time and batch.
+        loss_fn: `loss_fn(outputs, targets)`, called once for all losses of a window. Any scalar
+            but a sum over steps: a mean, or a loss that is normalised over the window.
         controller: `FixedTruncation`, `BiasTolerance`, or a wrapper around one. A whole number is
             `FixedTruncation(k)`, a fraction `BiasTolerance(delta)`.
         losses: K2, the steps of a window that carry a loss; None is `losses_per_k` times K. The
@@ -218,8 +219,9 @@ class AdaptiveTBPTT:
     def windows(self, stream: Stream) -> Windows:
         """Return the windows of an epoch, from the stream's cursor on.
 
-        A stream at its start begins from the initial state. A stream in the middle of an epoch
-        continues with the carried state.
+        A stream at its start begins from its `state`, or from the initial one. A stream in the
+        middle of an epoch continues with the carried state. Any stream at its start will do: an
+        agent trains on a new one for every rollout or every batch of a replay buffer.
         """
         require_stream(stream)
         return Windows(self, stream)
@@ -234,9 +236,17 @@ class AdaptiveTBPTT:
             return
         self._prepared = True
         segment = part.peek(LOOK_STEPS)
-        look(self.objective, segment, part)
+        look(self.objective, segment, part, mean=self._needs_mean())
         if self.request is not None:
             self.request.prepare(self.objective, segment, self._plan)
+
+    def _needs_mean(self) -> str | None:
+        """Say why the loss must be a mean over time and batch; None if it need not be."""
+        if self.ranks.count > 1:
+            return "Every process applies it to rows of its own"
+        if self.request is not None and self.request.losses == 1 and self.losses != 1:
+            return "Estimates of K measure single steps: pass losses=, and use MeasuredGauge"
+        return None
 
     @property
     def request(self) -> Request | None:
@@ -259,7 +269,7 @@ class AdaptiveTBPTT:
         evidence = request.measure(source)
         self.evidence = evidence
         self.truncation = self.ranks.share(self.controller.update(self.truncation, evidence))
-        self.probed_steps += request.batches * (self.burn_in + request.steps)
+        self.probed_steps += request.batches * (source.warm_up_steps + request.steps)
         self._tally.since_estimate = 0
         estimate = Estimate.of(self.truncation, self.trained_steps)
         if estimate is None:
@@ -320,15 +330,15 @@ class AdaptiveTBPTT:
         """
         same = self._stream is None or self._stream() is whole
         stream = self.ranks.deal(whole)
-        if stream.cursor == 0 or self._carried.is_empty:
-            self._carried.begin(stream.cursor)
+        if stream.cursor == stream.burn_in or self._carried.is_empty:
+            self._carried.begin(stream.cursor, start_state(self.recurrent, stream))
         elif not same or self._carried.newest > stream.cursor:
             raise self._not_of(stream)
         self._stream = weakref.ref(whole)
         self._carried.open(self.recurrent, stream, self.ranks)
         request = self.request
         if request is not None:
-            stream.reserve(self.burn_in + request.steps)
+            stream.reserve(max(self.burn_in, stream.burn_in) + request.steps)
         reach = self.controller.k_max if self.overlap else 0
         while True:
             # Before the estimate, not after the window, so that a resumed run holds the same steps.

@@ -31,9 +31,9 @@ class CarriedStates:
         """The latest step whose state is known."""
         return max([*self._states, *(step for step, _ in self._packed)])
 
-    def begin(self, step: int) -> None:
-        """Start anew from the initial state at `step`."""
-        self._states, self._packed = {step: None}, []
+    def begin(self, step: int, state: State) -> None:
+        """Start anew from `state` at `step`; None is the state that a segment begins with."""
+        self._states, self._packed = {step: state}, []
 
     def put(self, step: int, state: State) -> None:
         """Store the state that enters `step`; it replaces an older one."""
@@ -87,6 +87,13 @@ class CarriedStates:
                 recurrent.check_rows(state, inputs)
             self._states[step] = state
         self._packed = []
+
+
+def start_state(recurrent: Recurrent, stream: Stream) -> State:
+    """Return the state after the burn-in of a stream at its start; without burn-in None."""
+    if not stream.burn_in or stream.cursor != stream.burn_in:
+        return None
+    return advance(recurrent, stream.segment(0, stream.burn_in), None)
 
 
 def _own(ranks: Ranks, state: State, dims: BatchDims) -> Tensor:

@@ -8,12 +8,13 @@ from torch import nn
 from .._torch.compiling import eager
 from .._torch.number_formats import wide
 from .._torch.preserve_model import preserve
-from ..data.nest import State, detach
+from ..data.nest import detach
 from ..data.stream import Stream, require_stream
 from ..model.checks import look
 from ..model.objective import CountLosses, Objective
 from ..model.recurrent import LossFn, Recurrent
 from ..model.running import run_pieces
+from .carried_states import start_state
 
 
 def evaluate(
@@ -32,7 +33,8 @@ def evaluate(
 
     Args:
         model: any recurrent module.
-        loss_fn: a mean over time and batch.
+        loss_fn: `loss_fn(outputs, targets)`. If the split is longer than `chunk`, it must be a
+            mean over time.
         stream: the split.
         chunk: steps evaluated at a time.
         count_losses: as in `AdaptiveTBPTT`.
@@ -50,7 +52,9 @@ def evaluate(
         model, loss_fn, count_losses, batch_first=batch_first, state_batch_dim=state_batch_dim
     )
     if stream.available(stream.cursor + 1) > stream.cursor:
-        look(objective, stream.peek(chunk))
+        cut = stream.length is None or stream.length - stream.burn_in > chunk
+        why = f"The result is a mean over chunks of {chunk} steps: pass a larger chunk"
+        look(objective, stream.peek(chunk), mean=why if cut else None)
     return mean_loss(*evaluate_sum(objective, stream, chunk))
 
 
@@ -65,10 +69,10 @@ def evaluate_sum(objective: Objective, stream: Stream, chunk: int) -> tuple[floa
     """Return the sum and the number of losses; see `evaluate`."""
     recurrent = objective.recurrent
     total, count = torch.zeros((), dtype=torch.float64), 0.0
-    state: State = None
-    before = stream.state_dict() if stream.cursor else None
+    before = stream.state_dict() if stream.cursor != stream.burn_in else None
     stream.rewind()
     with preserve(recurrent.module, train=False), torch.no_grad():
+        state = start_state(recurrent, stream)
         while stream.available(stream.cursor + 1) > stream.cursor:
             segment = stream.read(chunk)
             stream.forget(stream.cursor)

@@ -68,10 +68,15 @@ class Source:
     processes: Processes | None = None
     plan: ProbePlan = field(default_factory=ProbePlan)
 
+    @property
+    def warm_up_steps(self) -> int:
+        """Steps before the measurement: at least the stream's own, which carry no gradient."""
+        return max(self.burn_in, self.stream.burn_in)
+
     def draw(self, steps: int, losses: int = 1) -> Segment:
         """Draw burn-in plus `steps`, again until the last `losses` steps hold an unmasked loss."""
         for _ in range(100):  # arbitrary: a stream with one loss in twenty fails once in 10^2 runs
-            segment = self.stream.random_segment(self.burn_in + steps, self.generator)
+            segment = self.stream.random_segment(self.warm_up_steps + steps, self.generator)
             count = self.objective.count_losses(slice_steps(segment.targets, -losses, None))
             if self.processes is not None:
                 count = self.processes.total([count])[0]
@@ -104,6 +109,11 @@ class LagRequest:
         """Steps of data that one segment needs after the burn-in."""
         return self.lags
 
+    @property
+    def losses(self) -> int:
+        """Losses of a row in one segment."""
+        return 1
+
     def prepare(self, objective: Objective, segment: Segment, plan: ProbePlan) -> None:
         """Try on some steps of data which path probes take through the model."""
         recurrent = objective.recurrent
@@ -125,7 +135,7 @@ class LagRequest:
                     profile = probe_segment(
                         objective,
                         segment,
-                        burn_in=source.burn_in,
+                        burn_in=source.warm_up_steps,
                         train=source.train,
                         settings=self.settings,
                         plan=source.plan,
@@ -208,8 +218,8 @@ class LevelRequest:
                 source.seeded(before + index)
                 check_finite(segment.inputs, f"the inputs of segment {before + index}")
                 segment = recurrent.place(segment)
-                state = warm_up(recurrent, segment, source.burn_in)
-                window = segment.between(source.burn_in, segment.steps)
+                state = warm_up(recurrent, segment, source.warm_up_steps)
+                window = segment.between(source.warm_up_steps, segment.steps)
                 found = level_gradients(
                     objective, window, state, self.contexts, list(parameters.values())
                 )

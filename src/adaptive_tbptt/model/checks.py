@@ -27,6 +27,14 @@ from .running import run_pieces
 
 CUT_STEPS = 8  # arbitrary: enough steps to see whether a cut changes the outputs
 ROUNDING = 1e-3  # relative; arbitrary: above float32's, below what a wrong model would show
+ELSEWHERE = (
+    "Windows do not need one; an evaluation in chunks, a measurement of single steps and several "
+    "processes do"
+)
+SINGLE_STEPS = (
+    "The gradient of a single step is then not what you train with: pass losses=, the number of "
+    "steps of your window"
+)
 PLACES = 3  # where `check` runs: the start, middle and end of a stream
 
 
@@ -60,7 +68,7 @@ def check(
 
     Args:
         model: any recurrent module.
-        loss_fn: `loss_fn(outputs, targets)`, a mean over time and batch.
+        loss_fn: `loss_fn(outputs, targets)`.
         data: a stream, or a pair `(inputs, targets)` laid out as the model takes it.
         steps: steps checked at each of three places: start, middle and end of the data.
         count_losses: as in `AdaptiveTBPTT`.
@@ -72,7 +80,7 @@ def check(
     []
     >>> total = lambda outputs, targets: (outputs - targets).square().sum()
     >>> print(*check(nn.GRU(3, 8), total, (x, y)))
-    loss_fn returns a sum: it must be a mean over time and batch, so that windows of any length
+    loss_fn returns a sum over steps: divide it by their number, so that windows of any length
     weigh the same
     """
     objective = Objective.of(
@@ -86,15 +94,28 @@ def check(
     for place in range(PLACES):
         start = first + (stop - first - min(steps, stop - first)) * place // (PLACES - 1)
         segment = data.segment(start, min(start + steps, stop))
-        for one in _findings(objective, segment, silent=False):
+        for one in _findings(objective, segment, ELSEWHERE, silent=False):
             found.setdefault(one.message, one)
     return list(found.values())
 
 
-def look(objective: Objective, segment: Segment, stream: Stream | None = None) -> None:
-    """Check the first steps of a loop: raise if training would be wrong, warn of the rest."""
+def look(
+    objective: Objective,
+    segment: Segment,
+    stream: Stream | None = None,
+    *,
+    mean: str | None = None,
+) -> None:
+    """Check the first steps of a loop: raise if training would be wrong, warn of the rest.
+
+    Args:
+        objective: model and loss.
+        segment: the first steps.
+        stream: where they come from, to check its axes.
+        mean: why the caller needs a mean over time and batch; None if it does not.
+    """
     axes = [] if stream is None else _axes(objective.recurrent, stream)
-    for finding in [*axes, *_findings(objective, segment, silent=True)]:
+    for finding in [*axes, *_findings(objective, segment, mean, silent=True)]:
         if finding.fatal:
             raise ValueError(finding.message)
         warnings.warn(finding.message, UserWarning, stacklevel=4)
@@ -102,12 +123,9 @@ def look(objective: Objective, segment: Segment, stream: Stream | None = None) -
 
 def refuse_single_losses(objective: Objective, segment: Segment) -> None:
     """Refuse to measure single steps if `loss_fn` is not a mean over time."""
-    finding = _loss_is_no_mean(objective, segment)
+    finding = _loss_is_no_mean(objective, segment, SINGLE_STEPS)
     if finding is not None:
-        raise ValueError(
-            f"{finding.message}. The gradient of a single step is not what you train with: pass "
-            "losses=, the number of steps of your window"
-        )
+        raise ValueError(finding.message)
 
 
 @contextmanager
@@ -130,11 +148,17 @@ def _axes(recurrent: Recurrent, stream: Stream) -> list[Finding]:
     ]
 
 
-def _findings(objective: Objective, segment: Segment, *, silent: bool) -> list[Finding]:
+def _findings(
+    objective: Objective, segment: Segment, mean: str | None, *, silent: bool
+) -> list[Finding]:
+    def loss_is_no_mean(objective: Objective, segment: Segment) -> Finding | None:
+        finding = _loss_is_no_mean(objective, segment, mean or "")
+        return finding if finding is not None and (mean or finding.fatal) else None
+
     checks: tuple[Callable[[Objective, Segment], Finding | None], ...] = (
         _forward_is_head_of_core,
         _outputs_depend_on_cuts,
-        _loss_is_no_mean,
+        loss_is_no_mean,
         _last_step_is_not_scored,
     )
     found = []
@@ -142,7 +166,9 @@ def _findings(objective: Objective, segment: Segment, *, silent: bool) -> list[F
         try:
             finding = one(objective, segment)
         except Exception as error:  # advisory: the training pass itself reports what is wrong
-            finding = None if silent else Finding(f"{one.__name__[1:]} was not checked: {error}")
+            finding = (
+                None if silent else Finding(f"{one.__name__.lstrip('_')} was not checked: {error}")
+            )
         if finding is not None:
             found.append(finding)
     return found
@@ -206,8 +232,11 @@ def _outputs_depend_on_cuts(objective: Objective, segment: Segment) -> Finding |
     )
 
 
-def _loss_is_no_mean(objective: Objective, segment: Segment) -> Finding | None:
-    """Compare the loss with the mean of the losses of two halves, weighted by `count_losses`."""
+def _loss_is_no_mean(objective: Objective, segment: Segment, why: str) -> Finding | None:
+    """Compare the loss with the mean of the losses of two halves, weighted by `count_losses`.
+
+    A window calls the loss once and needs no mean. `why` says who does.
+    """
     recurrent, steps = objective.recurrent, segment.steps
     if steps < 2:
         return None
@@ -231,14 +260,14 @@ def _loss_is_no_mean(objective: Objective, segment: Segment) -> Finding | None:
     both = len(parts) == 2 and min(sizes) > 1e-2 * scale  # a half without targets adds nothing
     if both and abs(whole - sum(value for value, _ in parts)) <= 1e-3 * scale:
         return Finding(
-            "loss_fn returns a sum: it must be a mean over time and batch, so that windows of "
-            "any length weigh the same",
+            "loss_fn returns a sum over steps: divide it by their number, so that windows of any "
+            "length weigh the same",
             fatal=True,
         )
     return Finding(
         f"loss_fn does not behave like a mean over time and batch: {steps} steps give {whole:.4g}, "
-        f"the mean of their two halves is {mean:.4g}. If targets are masked, count_losses= must "
-        "count the unmasked ones; normalise over a batch before the stream"
+        f"the mean of their two halves is {mean:.4g}. {why}. If targets are masked, count_losses= "
+        "must count the unmasked ones"
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .._torch.compiling import plain
-from ..data.nest import Nest, leaves, map_leaves, rows_of, slice_steps, swap_time_and_batch
+from ..data.nest import Nest, leaves, map_leaves, slice_steps, swap_time_and_batch
 from ..data.padding import drop_padding, without_padding
 from .recurrent import LossFn, Recurrent, as_recurrent
 from .running import Piece
@@ -24,8 +24,8 @@ class Objective:
 
     Attributes:
         recurrent: the model.
-        loss_fn: `loss_fn(outputs, targets)`, a mean over time and batch.
-        count_losses: `count_losses(targets)`, the number of losses that the mean is taken over.
+        loss_fn: `loss_fn(outputs, targets)`, called once for all losses of a window.
+        count_losses: `count_losses(targets)`, the number of losses in targets.
     """
 
     recurrent: Recurrent
@@ -76,17 +76,18 @@ class Objective:
         if not isinstance(value, Tensor) or value.numel() != 1:
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(
-                f"loss_fn must return a scalar, the mean over time and batch; got {got}. "
+                f"loss_fn must return a scalar, such as the mean over time and batch; got {got}. "
                 "Use reduction='mean'"
             )
         return value.reshape(()) if value.dim() else value
 
     def loss_of_pieces(self, pieces: list[Piece], targets: Nest) -> Tensor:
-        """Return the mean loss of consecutive pieces.
+        """Return the loss of consecutive pieces.
 
-        If the core's features are `(time, batch, ...)`, they are joined, and head and loss run once
-        however many resets cut the pieces. Otherwise each piece has a loss of its own, weighted by
-        its count.
+        If all that the model returns is `(time, batch, ...)`, the pieces are joined, and head and
+        loss run once however many resets cut them: the loss may be any function of the window. The
+        time axis of other outputs is unknown. Then each piece has a loss of its own, weighted by
+        its count, which is right for a mean over time and batch.
 
         Args:
             pieces: one or more, with at least one target that counts.
@@ -94,13 +95,8 @@ class Objective:
         """
         if len(pieces) == 1:
             return self.loss(pieces[0].features, targets)
-        rows, recurrent = rows_of(targets), self.recurrent
-        if recurrent.has_features and all(
-            recurrent.is_laid_out(leaf, piece.stop - piece.start, rows)
-            for piece in pieces
-            for leaf in leaves(piece.features)
-        ):
-            dim, read = recurrent.time_dim, [piece.features for piece in pieces]
+        if self.recurrent.joins:
+            dim, read = self.recurrent.time_dim, [piece.features for piece in pieces]
             return self.loss(map_leaves(lambda *parts: torch.cat(parts, dim), *read), targets)
         first, values, counts = pieces[0].start, [], []
         for piece in pieces:

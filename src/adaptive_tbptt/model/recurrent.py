@@ -186,6 +186,11 @@ class Recurrent:
             raise RuntimeError("the layout of the state is not known yet: call dims(inputs)")
         return self._layout.dims
 
+    @property
+    def joins(self) -> bool:
+        """Whether pieces of what the module returns can be joined along time; see `Layout`."""
+        return self._layout is not None and self._layout.joins
+
     def template(self, inputs: Nest) -> State:
         """Return a state of one row, for its structure."""
         return self._learn_layout(inputs).example
@@ -240,21 +245,27 @@ class Recurrent:
                 parts[label if dim == 0 else f"{label}[{i}]"] = layer
         return parts
 
-    def check_rows(self, state: State, inputs: Nest) -> None:
-        """Refuse a state that was made for another number of rows."""
-        rows, dims = rows_of(inputs), self.dims(inputs)
+    def check_rows(self, state: State, inputs: Nest, rows: int | None = None) -> None:
+        """Refuse a state that is not laid out as the model's, for `rows` or those of `inputs`."""
+        rows, dims = rows_of(inputs) if rows is None else rows, self.dims(inputs)
         named = list(named_leaves(state))
+        own = list(named_leaves(self.template(inputs)))
         if len(named) != len(dims):
-            raise ValueError(f"the state has {len(named)} tensors, the model carries {len(dims)}")
-        for (name, leaf), dim in zip(named, dims, strict=True):
-            if dim is not None and dim >= leaf.dim():
+            shapes = ", ".join(f"'{name}' {tuple(leaf.shape)}" for name, leaf in named)
+            names = ", ".join(f"'{name}'" for name, _ in own)
+            raise ValueError(
+                f"the state has {len(named)} tensors ({shapes}), that of {self.name} has "
+                f"{len(dims)} ({names})"
+            )
+        for (name, leaf), (_, one), dim in zip(named, own, dims, strict=True):
+            if dim is None:
+                continue
+            if leaf.dim() != one.dim() or leaf.shape[dim] != rows:
+                expected = list(one.shape)
+                expected[dim] = rows
                 raise ValueError(
-                    f"state leaf '{name}' has shape {tuple(leaf.shape)}; its rows should be "
-                    f"dimension {dim}"
-                )
-            if dim is not None and leaf.shape[dim] != rows:
-                raise ValueError(
-                    f"state leaf '{name}' has {leaf.shape[dim]} rows, the inputs have {rows}"
+                    f"state leaf '{name}' has shape {tuple(leaf.shape)}; {self.name} carries "
+                    f"{tuple(expected)} for {rows} rows: dimension {dim} counts the rows"
                 )
 
 

@@ -11,7 +11,17 @@ from torch import Tensor
 
 from .._torch.compiling import eager
 from .._torch.number_formats import forget_casts
-from ..data.nest import Nest, State, detach, map_leaves, reset_rows, slice_steps, steps_of
+from ..data.nest import (
+    Nest,
+    State,
+    as_real,
+    detach,
+    map_leaves,
+    reset_rows,
+    select_rows,
+    slice_steps,
+    steps_of,
+)
 from ..data.segment import Segment
 from .recurrent import Recurrent
 
@@ -37,7 +47,8 @@ def run_pieces(
     Args:
         recurrent: the model.
         segment: time first, on any device.
-        state: state entering the segment; None is the initial state.
+        state: state entering the segment; None is that of the stream's start, if the segment
+            begins there and the stream was given one, else the initial state.
         cuts: steps of the segment before which a piece must end.
         factors: by cut, the factor on the gradient of the state there.
     """
@@ -48,6 +59,7 @@ def run_pieces(
         ends |= set(at)
         resets = resets if at else None
     inputs = recurrent.place(segment.inputs)
+    state = entering(recurrent, segment) if state is None else state
     for start, stop in pairwise(sorted(ends)):
         if resets is not None:
             initial = recurrent.initial_state(inputs)
@@ -58,6 +70,21 @@ def run_pieces(
         yield Piece(start, stop, features, state)
         if factors and stop in factors:
             state = scale_gradient(state, factors[stop])
+
+
+def entering(recurrent: Recurrent, segment: Segment) -> State:
+    """Return the state that a segment begins with; None stands for the initial state."""
+    start = segment.start
+    if start is None:
+        return None
+    inputs, state = recurrent.place((segment.inputs, as_real(start.state)))
+    dims = recurrent.dims(inputs)
+    recurrent.check_rows(state, inputs, start.total)
+    if start.rows is not None:
+        state = select_rows(state, start.rows, dims)
+    if start.here is not None and not start.here.all():
+        state = reset_rows(state, ~start.here, recurrent.initial_state(inputs), dims)
+    return state
 
 
 def scale_gradient(state: State, factor: float) -> State:
@@ -83,9 +110,10 @@ def advance(recurrent: Recurrent, segment: Segment, state: State) -> State:
 
 
 def warm_up(recurrent: Recurrent, segment: Segment, burn_in: int, state: State = None) -> State:
-    """Return the detached state after the first `burn_in` steps; None is the initial state."""
+    """Return the detached state after the first `burn_in` steps; for None see `run_pieces`."""
     if burn_in:
         return advance(recurrent, segment.between(0, burn_in), state)
+    state = entering(recurrent, segment) if state is None else state
     return detach(recurrent.initial_state(segment.inputs) if state is None else state)
 
 

@@ -33,11 +33,14 @@ class Layout(NamedTuple):
         dims: the batch dimension of each leaf.
         start: one row of the state that None stands for, if that is zero; else None.
         example: a state of one row.
+        joins: whether all that the module returns for a step is `(time, batch, ...)`, in its own
+            order of the two, so that pieces can be joined along time.
     """
 
     dims: BatchDims
     start: State
     example: State
+    joins: bool
 
 
 def find_layout(recurrent: Recurrent, inputs: Nest) -> Layout:
@@ -46,12 +49,13 @@ def find_layout(recurrent: Recurrent, inputs: Nest) -> Layout:
     pair = map_leaves(lambda leaf: torch.cat([leaf[:1, :1], leaf[:1, -1:]], dim=1), inputs)
     with preserve(recurrent.module, train=False), eager():
         with torch.enable_grad():
-            one = recurrent.core(row, None)[1]
+            returned, one = recurrent.core(row, None)
             zero = map_leaves(torch.zeros_like, one)
             same = recurrent.core(row, zero)[1]
             learnt = _reached(one) - _reached(same)
         with torch.no_grad():
-            two = recurrent.core(pair, None)[1]
+            beside, two = recurrent.core(pair, None)
+            longer, _ = recurrent.core(map_leaves(lambda leaf: torch.cat([leaf, leaf]), row), None)
     one, same = detach(one), detach(same)
     if not leaves(one):
         raise ValueError(
@@ -71,7 +75,17 @@ def find_layout(recurrent: Recurrent, inputs: Nest) -> Layout:
             "rows are not independent: a row's state changes with the rows beside it, so the "
             "gradient of one row's loss cannot be separated from that of the others"
         )
-    return Layout(dims, start, one)
+    return Layout(dims, start, one, _joins(recurrent.time_dim, returned, longer, beside))
+
+
+def _joins(time: int, one: Any, longer: Any, beside: Any) -> bool:
+    """Compare what one step of one row returns with two steps, and with two rows."""
+    found = [[tuple(leaf.shape) for leaf in leaves(nest)] for nest in (one, longer, beside)]
+    steps, rows = ((2, 1), (1, 2)) if time == 0 else ((1, 2), (2, 1))
+    return bool(found[0]) and all(
+        [(*front, *shape[2:]) for shape in found[0]] == shapes
+        for front, shapes in zip(((1, 1), steps, rows), found, strict=True)
+    )
 
 
 def _reached(state: State) -> set[int]:
