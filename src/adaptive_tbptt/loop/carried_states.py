@@ -11,7 +11,7 @@ from ..data.nest import BatchDims, State, leaves, pack, select_rows, unpack
 from ..data.stream import Stream
 from ..distributed.ranks import Packed, Ranks
 from ..model.recurrent import Recurrent
-from ..model.running import advance
+from ..model.running import advance, entering
 
 
 class CarriedStates:
@@ -45,6 +45,8 @@ class CarriedStates:
             nearest = max(s for s in self._states if s < step)
             segment = stream.segment(nearest, step)
             self._states[step] = advance(recurrent, segment, self._states[nearest])
+        if self._states[step] is None:  # from here on a checkpoint holds it
+            self._states[step] = entering(recurrent, stream.segment(step, step + 1))
         return self._states[step]
 
     def forget(self, before: int) -> None:

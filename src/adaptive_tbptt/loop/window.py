@@ -120,8 +120,8 @@ class Window:
         if self.weight is not None:
             raise RuntimeError("a window is run once: the carried state has moved on")
         recurrent = self._objective.recurrent
-        state = self._carried.at(self.start, recurrent, self._stream)
         self._stream.available(self.stop)  # an evaluation in between may have let go of it
+        state = self._carried.at(self.start, recurrent, self._stream)
         segment = self._stream.segment(self.start, self.stop)
         context = self.first - self.start
         if self._ranks.count > 1:  # a checkpoint needs the layout to join the rows of all processes
