@@ -82,9 +82,9 @@ class Objective:
     def loss_of_pieces(self, pieces: list[Piece], targets: Nest) -> Tensor:
         """Return the mean loss of consecutive pieces.
 
-        If the core's features are `(time, batch, ...)`, they are joined, and head and loss run once
-        however many resets cut the pieces. Otherwise each piece has a loss of its own, weighted by
-        its count.
+        If what the core returns is `(time, batch, ...)`, it is joined, and head and loss run once
+        however many cuts there are. Otherwise each piece has a loss of its own, weighted by its
+        count.
 
         Args:
             pieces: one or more, with at least one target that counts.
@@ -93,7 +93,7 @@ class Objective:
         if len(pieces) == 1:
             return self.loss(pieces[0].features, targets)
         rows, recurrent = rows_of(targets), self.recurrent
-        if recurrent.has_features and all(
+        if all(
             recurrent.is_laid_out(leaf, piece.stop - piece.start, rows)
             for piece in pieces
             for leaf in leaves(piece.features)
