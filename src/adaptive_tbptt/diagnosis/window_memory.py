@@ -1,0 +1,139 @@
+"""The memory of a window: what its graph holds when the backward pass starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from .._torch.preserve_model import measuring
+from ..data.nest import State, leaves, map_leaves
+from ..data.stream import Segment
+from ..loop.window_pass import Recompute, window_forward
+from ..measure.sampling import Source
+from ..model.objective import Objective
+from ..model.running import warm_up
+
+STEPS = 8  # arbitrary: memory grows by the same amount with every step, and few steps are quick
+MOST = 2**40  # steps; arbitrary: no window is longer
+
+
+@dataclass(frozen=True)
+class WindowMemory:
+    """Bytes that a window holds for its backward pass.
+
+    Parameters, gradients, the optimiser, the data and what an operation needs while it runs come
+    on top.
+
+    Attributes:
+        losses: K2, the steps of a window that carry a loss.
+        fixed: of a window, whatever its length.
+        loss_step: of a step that carries a loss.
+        context_step: of a step of context.
+        kept_step: of a step that carries a loss, if the backward pass runs it again.
+        state: of a state; one is kept for each piece that runs again.
+    """
+
+    losses: int
+    fixed: float
+    loss_step: float
+    context_step: float
+    kept_step: float
+    state: float
+
+    def held(self, steps: int, recompute: int | None = None) -> float:
+        """Return the bytes of a window of `steps` steps; its last `losses` steps carry losses."""
+        losses = min(steps, self.losses)
+        if recompute is None or steps <= recompute:
+            context = steps - losses
+            return self.fixed + losses * self.loss_step + context * self.context_step
+        pieces = steps / recompute
+        piece = self.fixed + recompute * self.context_step
+        return piece + losses * self.kept_step + pieces * self.state
+
+    def longest(self, gigabytes: float, recompute: int | None = None) -> int:
+        """Return the most steps of a window that fit into memory; 0 if not even one does.
+
+        Args:
+            gigabytes: 10^9 bytes each.
+            recompute: as in `AdaptiveTBPTT`.
+        """
+        low, high = 0, MOST
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.held(middle, recompute) <= gigabytes * 1e9:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+def window_memory(source: Source, losses: int) -> WindowMemory:
+    """Measure the memory of windows on a few steps; a window in memory is linear in its steps.
+
+    Args:
+        source: model, loss and data.
+        losses: K2.
+    """
+    objective = source.objective
+    recurrent = objective.recurrent
+    with measuring(objective.modules, source.train):
+        segment = recurrent.place(source.draw(losses, losses))
+        state = warm_up(recurrent, segment, source.burn_in)
+        window = segment.between(source.burn_in, segment.steps)
+        step = next(
+            one
+            for one in (window.between(t, t + 1) for t in range(losses))
+            if objective.count_losses(one.targets) > 0
+        )
+
+        def held(losses: int, context: int = 0, recompute: Recompute | None = None) -> int:
+            # One step again and again, so that masks and resets do not matter.
+            steps = map_leaves(lambda x: x.repeat_interleave(losses + context, 0), step)
+            return held_bytes(objective, steps._replace(resets=None), state, context, recompute)
+
+        loss_step = (held(2 * STEPS) - held(STEPS)) / STEPS
+        context_step = (held(1, 2 * STEPS) - held(1, STEPS)) / STEPS
+        fixed = max(held(STEPS) - STEPS * loss_step, 0.0)
+        again = held(2 * STEPS, recompute=Recompute(1)) - fixed - context_step
+    return WindowMemory(
+        losses=losses,
+        fixed=fixed,
+        loss_step=loss_step,
+        context_step=context_step,
+        kept_step=max(again / (2 * STEPS), 0.0),
+        state=float(sum(x.numel() * x.element_size() for x in leaves(state))),
+    )
+
+
+def held_bytes(
+    objective: Objective,
+    segment: Segment,
+    state: State,
+    context: int,
+    recompute: Recompute | None = None,
+) -> int:
+    """Run a window forward and return the bytes that autograd holds for its backward pass.
+
+    Tensors that share memory count once; parameters, buffers and the data do not count.
+    """
+    found: dict[int, Tensor] = {}  # keeps what it counts, so that no address is used twice
+
+    def pack(tensor: Tensor) -> Tensor:
+        found[_memory(tensor)] = tensor
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        window_forward(objective, segment, state, context, recompute=recompute)
+    weights = [x for module in objective.modules for x in (*module.parameters(), *module.buffers())]
+    others = {_memory(x) for x in (*weights, *leaves(segment), *leaves(state))}
+    return sum(
+        tensor.untyped_storage().nbytes() for key, tensor in found.items() if key not in others
+    )
+
+
+def _memory(tensor: Tensor) -> int:
+    """Identify the memory that a tensor views."""
+    return tensor.untyped_storage()._cdata
