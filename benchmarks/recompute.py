@@ -111,9 +111,10 @@ def main() -> None:
         print(json.dumps(found))
         return
     lines = [
-        "| losses | context | `recompute` | peak, MiB | forecast, MiB | time | gradient differs by |",
+        "| losses | context | `recompute` | peak, MiB | forecast, MiB | time | gradient changes |",
         "|---|---|---|---|---|---|---|",
     ]
+    whole: dict[str, float] = {}
     for losses in options.losses:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)

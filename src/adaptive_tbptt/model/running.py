@@ -15,7 +15,6 @@ from ..data.nest import Nest, State, detach, map_leaves, reset_rows, slice_steps
 from ..data.stream import Segment
 from .recurrent import Recurrent
 
-
 Core = Callable[[Nest, State], tuple[Any, State]]
 
 
