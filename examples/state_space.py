@@ -138,8 +138,7 @@ def main() -> None:
         loss = at.evaluate(model, loss_fn, stream)
         print(f"\n{type(model).__name__}: loss {loss:.4f}")
         print(at.diagnose(model, loss_fn, stream, losses=20, lags=100, seconds=3))
-    left = FADES**20
-    print(f"\nThe target forgets by a factor of {FADES} per step: {left:.0%} is left after 20 steps.")
+    print(f"\nThe target forgets by a factor of {FADES} per step, {FADES**20:.2f} in 20 steps.")
 
 
 if __name__ == "__main__":

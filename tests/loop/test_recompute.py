@@ -128,7 +128,7 @@ class Normed(nn.Module):
         return torch.stack(outputs), state
 
 
-@pytest.mark.filterwarnings("ignore:the outputs of Normed depend on how a sequence is cut")
+@pytest.mark.filterwarnings("ignore:Normed returns something else when it is called again")
 @pytest.mark.parametrize("number", [torch.float32, torch.float64])
 @pytest.mark.parametrize("make", [Cell, lambda: Cell(0.4), Drops, Normed])
 @pytest.mark.parametrize("controller", [at.FixedTruncation(20), at.Unbiased(k_max=24)])

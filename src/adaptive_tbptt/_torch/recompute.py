@@ -35,8 +35,8 @@ def run_again(
     """
     again = _Again(module, uncompiled)
     found = checkpoint(
-        call,
-        *args,
+        lambda held: call(*held),
+        args,  # as one nest: torch would save tensors among its arguments a second time
         use_reentrant=False,
         preserve_rng_state=False,  # `again` covers every device of the module
         context_fn=lambda: (nullcontext(), again),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -15,7 +17,7 @@ from ..measure.sampling import Source
 from ..model.objective import Objective
 from ..model.running import warm_up
 
-STEPS = 8  # arbitrary: memory grows by the same amount with every step, and few steps are quick
+CONTEXT = 8  # steps; arbitrary: memory grows by the same amount with every step
 MOST = 2**40  # steps; arbitrary: no window is longer
 
 
@@ -70,39 +72,36 @@ class WindowMemory:
 
 
 def window_memory(source: Source, losses: int) -> WindowMemory:
-    """Measure the memory of windows on a few steps; a window in memory is linear in its steps.
+    """Measure what windows hold: with no context, with some, and with losses that run again.
 
     Args:
         source: model, loss and data.
-        losses: K2.
+        losses: K2; the loss is called on as many steps as in training.
     """
     objective = source.objective
     recurrent = objective.recurrent
+    piece = math.ceil(losses / 4)  # arbitrary; pieces of one step would be slow
+    last = losses - piece * ((losses - 1) // piece)  # the last piece is held
     with measuring(objective.modules, source.train):
         segment = recurrent.place(source.draw(losses, losses))
         state = warm_up(recurrent, segment, source.burn_in)
-        window = segment.between(source.burn_in, segment.steps)
-        step = next(
-            one
-            for one in (window.between(t, t + 1) for t in range(losses))
-            if objective.count_losses(one.targets) > 0
-        )
+        window = segment.between(source.burn_in, segment.steps)._replace(resets=None)
 
-        def held(losses: int, context: int = 0, recompute: Recompute | None = None) -> int:
-            # One step again and again, so that masks and resets do not matter.
-            steps = map_leaves(lambda x: x.repeat_interleave(losses + context, 0), step)
-            return held_bytes(objective, steps._replace(resets=None), state, context, recompute)
+        def held(context: int, recompute: Recompute | None = None) -> int:
+            # Its first step again and again: what the context reads does not matter here.
+            longer = map_leaves(lambda x: torch.cat([x[:1]] * context + [x]), window)
+            return held_bytes(objective, longer, state, context, recompute)
 
-        loss_step = (held(2 * STEPS) - held(STEPS)) / STEPS
-        context_step = (held(1, 2 * STEPS) - held(1, STEPS)) / STEPS
-        fixed = max(held(STEPS) - STEPS * loss_step, 0.0)
-        again = held(2 * STEPS, recompute=Recompute(1)) - fixed - context_step
+        none, some, more = (held(context) for context in (0, CONTEXT, 2 * CONTEXT))
+        again = held(0, Recompute(piece))
+    step = (more - some) / CONTEXT
+    fixed = max(some - none - CONTEXT * step, 0.0)  # of a call, whatever its steps
     return WindowMemory(
         losses=losses,
         fixed=fixed,
-        loss_step=loss_step,
-        context_step=context_step,
-        kept_step=max(again / (2 * STEPS), 0.0),
+        loss_step=(none - fixed) / losses,
+        context_step=step,
+        kept_step=max(again - fixed - last * step, 0.0) / losses,
         state=float(sum(x.numel() * x.element_size() for x in leaves(state))),
     )
 
