@@ -57,7 +57,7 @@ def one_window(steps: int, losses: int, recompute: int | None, gradients: Path) 
     source = at.diagnosis.Sampling(burn_in=0).source(
         objective, as_stream((x[:100], y[:100]), objective.recurrent)
     )
-    forecast = replace(window_memory(source, 1), losses=losses)
+    forecast = replace(window_memory(source, 20), losses=losses)
     before, seconds = held(), []
     for _ in range(2):
         model.zero_grad()

@@ -129,7 +129,9 @@ def _findings(objective: Objective, segment: Segment, *, silent: bool) -> list[F
         try:
             finding = one(objective, segment)
         except Exception as error:  # advisory: the training pass itself reports what is wrong
-            finding = None if silent else Finding(f"{one.__name__.lstrip('_')} was not checked: {error}")
+            finding = (
+                None if silent else Finding(f"{one.__name__.lstrip('_')} was not checked: {error}")
+            )
         if finding is not None:
             found.append(finding)
     return found
