@@ -46,6 +46,16 @@ def test_the_memory_benchmark_runs(tmp_path):
     assert "| 50 |" in table
 
 
+def test_the_benchmark_of_recomputing_runs(tmp_path):
+    command = [sys.executable, str(ROOT / "benchmarks" / "recompute.py"), "--steps", "60"]
+    command += ["--losses", "20", "--recompute", "10", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    held, again = (tmp_path / "README.md").read_text().splitlines()[4:6]
+    assert "| None: held |" in held
+    assert "| 10 |" in again
+
+
 def test_whole_sequences_are_told_from_broken_ones():
     whole_steps = runpy.run_path(str(ROOT / "benchmarks" / "broken_sequences.py"))["whole_steps"]
     row = [0, 0, 1, 5, 4, 0, 0, 0, 1, 3, 1, 2, 0, 0, 1, 2, 5, 0, 0, 0, 0]

@@ -21,6 +21,7 @@ EXAMPLES = {
     "own_loop.py": ["--epochs", "1"],
     "sequences.py": ["--epochs", "1"],
     "recurrent_ppo.py": ["--iterations", "4"],
+    "state_space.py": ["--epochs", "1"],
 }
 EXTRAS = {"fabric_loop.py": "lightning", "lightning_module.py": "lightning"}
 

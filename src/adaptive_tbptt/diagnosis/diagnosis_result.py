@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from ..estimate.level_bias import LevelCurve
 from .palette import BLUE
+from .window_memory import WindowMemory
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,6 +51,7 @@ class Diagnosis:
         delta: the bias that the recommendation tolerates.
         notes: what to know before you trust the table.
         seconds: how long the measurement took.
+        memory: what windows hold for their backward pass.
     """
 
     rows: tuple[Row, ...]
@@ -58,6 +60,7 @@ class Diagnosis:
     delta: float
     notes: tuple[str, ...]
     seconds: float
+    memory: WindowMemory = field(repr=False)
 
     def __str__(self) -> str:
         bounds = any(row.bound is not None for row in self.rows)
@@ -77,6 +80,19 @@ class Diagnosis:
         notes = [f"note: {text}" for text in self.notes]
         return "\n".join([title, *aligned(table), self.recommendation, *notes])
 
+    def longest_window(self, gigabytes: float, recompute: int | None = None) -> int:
+        """Return the most steps of a window, its context included, that fit into memory.
+
+        The forecast counts what the window holds for its backward pass (`memory`). Parameters,
+        gradients, optimiser and data come on top. If not even the losses fit, the answer is smaller
+        than their number.
+
+        Args:
+            gigabytes: 10^9 bytes each.
+            recompute: as in `AdaptiveTBPTT`; None holds the whole window.
+        """
+        return self.memory.longest(gigabytes, recompute)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers and strings, ready for JSON; unknown numbers become None."""
 
@@ -93,6 +109,7 @@ class Diagnosis:
             "tail": plain(self.curve.tail),
             "seconds": self.seconds,
             "notes": list(self.notes),
+            "memory": asdict(self.memory),
         }
 
     def figure(self, path: str | Path | None = None) -> Figure:

@@ -22,6 +22,7 @@ from .recommendation import reading_notes, recommend
 from .sampling import GROUPS, SIZE, Sampling, as_stream
 from .two_stages import measure_in_two_stages
 from .window_cost import window_costs
+from .window_memory import window_memory
 
 
 def diagnose(
@@ -61,8 +62,9 @@ def diagnose(
         show: show progress on standard error, once it takes longer than two seconds.
 
     Returns:
-        `.rows`, `.recommendation`, `.figure()`. The intervals cover the choice of windows from the
-        same data. The bias beyond `lags` is extrapolated and reported in a note.
+        `.rows`, `.recommendation`, `.figure()`, `.longest_window(gigabytes)`. The intervals cover
+        the choice of windows from the same data. The bias beyond `lags` is extrapolated and
+        reported in a note.
 
     >>> import torch
     >>> _ = torch.manual_seed(0)
@@ -106,6 +108,7 @@ def diagnose(
         curve=curve,
         delta=delta,
         notes=tuple(reading_notes(curve, sums)),
+        memory=window_memory(source, losses),
         seconds=time.monotonic() - began,
     )
 

@@ -24,7 +24,7 @@ from ..model.recurrent import LossFn, Recurrent
 from ..truncate.controller import Controller, TruncationState
 from ..truncate.remedies import what_to_do
 from ..truncate.unbiased import Unbiased
-from .arguments import as_controller, check_losses
+from .arguments import as_controller, check_losses, check_recompute
 from .carried_states import CarriedStates, start_state
 from .estimates import Estimate
 from .window import Span, Tally, Window
@@ -84,6 +84,8 @@ class AdaptiveTBPTT:
         ranks: the processes that train together; None is all of torch.distributed if it is
             initialised. Pass each the whole stream: it trains on its share of the rows, while
             gradients, probes and K are those of all rows.
+        recompute: the most steps of a window to hold in memory for the backward pass; it runs the
+            others again, some steps at a time. None holds the whole window.
 
     Attributes:
         objective: model and loss.
@@ -93,6 +95,11 @@ class AdaptiveTBPTT:
         probed_steps: steps of data that estimates measured on.
 
     Choosing `losses`: larger costs less per loss, smaller updates more often. The paper uses K.
+
+    Choosing `recompute`: leave it out unless memory runs out. It costs at most one more forward
+    pass, whatever the number. Memory is smallest near the square root of the window's steps;
+    `diagnose(...).longest_window(gigabytes, recompute)` forecasts it. Gradients stay the same:
+    dropout draws the same masks again.
 
     >>> _ = torch.manual_seed(0)
     >>> from adaptive_tbptt import FixedTruncation, SequenceStream
@@ -123,6 +130,7 @@ class AdaptiveTBPTT:
         state_batch_dim: int | None = None,
         seed: int = 0,
         ranks: Ranks | None = None,
+        recompute: int | None = None,
     ) -> None:
         check_losses(losses, losses_per_k)
         if estimates_per_epoch <= 0:
@@ -131,6 +139,7 @@ class AdaptiveTBPTT:
             raise ValueError(f"estimate_every must be at least 1 step, got {estimate_every}")
         if burn_in < 0:
             raise ValueError(f"burn_in must not be negative, got {burn_in}")
+        check_recompute(recompute)
         self.objective = Objective.of(
             model,
             loss_fn,
@@ -154,7 +163,7 @@ class AdaptiveTBPTT:
             self.ranks.begin(module)
         self.losses, self.losses_per_k, self.overlap = losses, losses_per_k, overlap
         self.estimates_per_epoch, self.estimate_every = estimates_per_epoch, estimate_every
-        self.burn_in = burn_in
+        self.burn_in, self.recompute = burn_in, recompute
         self.truncation: TruncationState = self.controller.init()
         self.history: list[Estimate] = []
         self._outcomes: set[str] = set()  # those in the history: each is warned of once
@@ -351,7 +360,8 @@ class AdaptiveTBPTT:
             if request is not None and self._estimate_is_due(stream):
                 self.estimate(stream)
             span = self._next_span(stream)
-            window = Window(span, self.objective, stream, self._carried, self._tally, self.ranks)
+            shared = self._carried, self._tally, self.ranks, self.recompute
+            window = Window(span, self.objective, stream, *shared)
             yield window
             window.pass_on()
         stream.next_epoch()

@@ -56,3 +56,16 @@ def check_losses(losses: int | None, losses_per_k: float | None) -> None:
         raise ValueError(f"losses must be at least 1 step, got {losses}")
     if losses_per_k is not None and not losses_per_k > 0.0:
         raise ValueError(f"losses_per_k must be positive, got {losses_per_k}")
+
+
+def check_recompute(recompute: int | None) -> None:
+    """Refuse a number of steps to hold that is no whole number above 0."""
+    if recompute is None:
+        return
+    if isinstance(recompute, bool) or not isinstance(recompute, Integral):
+        raise TypeError(
+            "recompute is the most steps of a window to hold in memory, such as 50, or None to "
+            f"hold all; got {recompute!r}"
+        )
+    if recompute < 1:
+        raise ValueError(f"recompute must be at least 1 step, got {recompute}")

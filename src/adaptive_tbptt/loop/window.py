@@ -15,7 +15,7 @@ from ..data.stream import Stream
 from ..distributed.ranks import Ranks
 from ..model.objective import Objective
 from .carried_states import CarriedStates
-from .window_pass import WindowPass, window_forward
+from .window_pass import Recompute, WindowPass, window_forward
 
 
 class Span(NamedTuple):
@@ -84,13 +84,14 @@ class Window:
         carried: CarriedStates,
         tally: Tally,
         ranks: Ranks,
+        recompute: int | None = None,
     ) -> None:
         self.k, self.start, self.first, self.stop, self._planned, self.factors = span
         self.losses = self.steps = self.stop - self.first
         self.reach = self.first - self.start, self.stop - 1 - self.start
         self.weight: float | None = None
         self._objective, self._stream, self._ranks = objective, stream, ranks
-        self._carried, self._tally = carried, tally
+        self._carried, self._tally, self._recompute = carried, tally, recompute
         self._passed = False
 
     @property
@@ -124,14 +125,16 @@ class Window:
         state = self._carried.at(self.start, recurrent, self._stream)
         segment = self._stream.segment(self.start, self.stop)
         context = self.first - self.start
-        if self._ranks.count > 1:  # a checkpoint needs the layout to join the rows of all processes
+        if self._ranks.count > 1 or self._recompute is not None:
+            # The layout: checkpoints join the rows of all processes by it, windows their pieces.
             recurrent.dims(recurrent.place(segment.inputs))
         # Only windows of full size repeat; the others are not worth a compilation.
         full = self.steps == self._planned and context in (0, self.k)
         forward = window_forward if full else eager()(window_forward)
         factors = {step - self.start: factor for step, factor in self.factors.items()}
         marks = self._marks(context)
-        return forward(self._objective, segment, state, context, marks, factors)
+        again = None if self._recompute is None else Recompute(self._recompute, not full)
+        return forward(self._objective, segment, state, context, marks, factors, again)
 
     def _finish(self, result: WindowPass) -> None:
         """Carry the states on and count the steps; a window that fails before stays the next."""

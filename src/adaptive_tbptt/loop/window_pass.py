@@ -8,15 +8,19 @@ others see more. (K, K) is what frameworks do; (T, T) is full backpropagation.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._torch.number_formats import forget_casts
-from ..data.nest import State, detach, leaves, slice_steps
+from .._torch.recompute import run_again
+from ..data.nest import Nest, State, detach, leaves, map_leaves, slice_steps
 from ..data.segment import Segment
 from ..model.objective import Objective
+from ..model.recurrent import Recurrent
 from ..model.running import Piece, run_pieces
 
 
@@ -34,6 +38,32 @@ class WindowPass(NamedTuple):
     states: dict[int, State]
 
 
+class Recompute(NamedTuple):
+    """Hold the graph of a few steps at a time; the backward pass runs the others again.
+
+    Attributes:
+        steps: the most steps whose graph is in memory at once.
+        uncompiled: whether the window runs uncompiled.
+    """
+
+    steps: int
+    uncompiled: bool = False
+
+    def cuts(self, stops: Iterable[int]) -> set[int]:
+        """Cut the stretches between stops so that no piece has more than `steps` steps."""
+        ends = sorted({0, *stops})
+        return {cut for a, b in pairwise(ends) for cut in range(a, b, self.steps)}
+
+    def core(self, recurrent: Recurrent, inputs: Nest, state: State) -> tuple[Any, State]:
+        """Run a piece that will run again."""
+        # A copy: the state may be a view, which would keep all that the piece before computed.
+        copy = map_leaves(Tensor.clone, state)
+        found: tuple[Any, State] = run_again(
+            recurrent.module, recurrent.core, inputs, copy, uncompiled=self.uncompiled
+        )
+        return found
+
+
 def window_forward(
     objective: Objective,
     segment: Segment,
@@ -41,6 +71,7 @@ def window_forward(
     context: int,
     marks: Iterable[int] = (),
     factors: Mapping[int, float] | None = None,
+    recompute: Recompute | None = None,
 ) -> WindowPass:
     """Run a window whose steps from `context` on carry losses.
 
@@ -52,6 +83,7 @@ def window_forward(
             does not run for them.
         marks: further steps, at most `context`, whose entering state to return.
         factors: by step, at most `context`, the factor on the gradient of the state there.
+        recompute: how to run a window of more than `recompute.steps` steps; None holds all of it.
 
     Returns:
         The loss, its count, and the detached state entering every mark, the first loss, and the
@@ -61,9 +93,14 @@ def window_forward(
     stops = {context, *marks, *(factors or ()), segment.steps} - {0}
     states: dict[int, State] = {}
     read: list[Piece] = []
-    for piece in run_pieces(objective.recurrent, segment, state, stops, factors):
+    cuts, core, recurrent = set(stops), None, objective.recurrent
+    if recompute is not None and segment.steps > recompute.steps:
+        cuts |= recompute.cuts(stops)
+        core = partial(recompute.core, recurrent)
+    for piece in run_pieces(recurrent, segment, state, cuts, factors, core):
         if piece.stop in stops:  # not at a reset in between
-            states[piece.stop] = detach(piece.state)
+            # A copy: a module may overwrite the state it returned, and a view keeps its whole.
+            states[piece.stop] = map_leaves(Tensor.clone, detach(piece.state))
         if piece.start >= context:
             read.append(piece)
     targets = slice_steps(segment.targets, context, None) if context else segment.targets

@@ -1,6 +1,7 @@
 """One interface for every recurrent module, its losses, and advisory checks of both."""
 
-from .checks import Finding, check
+from .checks import check
+from .finding import Finding
 from .objective import CountLosses, Objective
 from .recurrent import LossFn, Recurrent, as_recurrent
 from .running import advance

@@ -9,7 +9,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,9 +20,11 @@ from .._torch.preserve_model import preserve
 from ..data.nest import Nest, leaves, map_leaves, slice_steps, steps_of, swap_time_and_batch
 from ..data.segment import Segment
 from ..data.stream import SequenceStream, Stream
+from .finding import Finding
 from .objective import CountLosses, Objective
 from .recurrent import LossFn, Recurrent
 from .running import run_pieces
+from .state_checks import calls_remember, state_drops_gradients, state_hides_tensors
 
 CUT_STEPS = 8  # arbitrary: enough steps to see whether a cut changes the outputs
 ROUNDING = 1e-3  # relative; arbitrary: above float32's, below what a wrong model would show
@@ -36,22 +37,6 @@ SINGLE_STEPS = (
     "steps of your window"
 )
 PLACES = 3  # where `check` runs: the start, middle and end of a stream
-
-
-@dataclass(frozen=True)
-class Finding:
-    """An assumption of the library that does not hold.
-
-    Attributes:
-        message: what was found and what to do.
-        fatal: whether training would be wrong; a loop then refuses to start.
-    """
-
-    message: str
-    fatal: bool = False
-
-    def __str__(self) -> str:
-        return self.message
 
 
 def check(
@@ -156,6 +141,9 @@ def _findings(
         return finding if finding is not None and (mean or finding.fatal) else None
 
     checks: tuple[Callable[[Objective, Segment], Finding | None], ...] = (
+        state_hides_tensors,
+        calls_remember,
+        state_drops_gradients,
         _forward_is_head_of_core,
         _outputs_depend_on_cuts,
         loss_is_no_mean,

@@ -85,7 +85,7 @@ class Objective:
         """Return the loss of consecutive pieces.
 
         If all that the model returns is `(time, batch, ...)`, the pieces are joined, and head and
-        loss run once however many resets cut them: the loss may be any function of the window. The
+        loss run once however many cuts there are: the loss may be any function of the window. The
         time axis of other outputs is unknown. Then each piece has a loss of its own, weighted by
         its count, which is right for a mean over time and batch.
 

@@ -25,6 +25,8 @@ from ..data.nest import (
 from ..data.segment import Segment
 from .recurrent import Recurrent
 
+Core = Callable[[Nest, State], tuple[Any, State]]
+
 
 class Piece(NamedTuple):
     """Steps `start` to `stop` of a segment, run in one call: features, and the state they leave."""
@@ -41,6 +43,7 @@ def run_pieces(
     state: State,
     cuts: Iterable[int] = (),
     factors: Mapping[int, float] | None = None,
+    core: Core | None = None,
 ) -> Iterator[Piece]:
     """Run a segment in as few calls as `cuts` and the resets in it allow.
 
@@ -51,6 +54,7 @@ def run_pieces(
             begins there and the stream was given one, else the initial state.
         cuts: steps of the segment before which a piece must end.
         factors: by cut, the factor on the gradient of the state there.
+        core: runs all pieces but the last; None is `recurrent.core`.
     """
     steps, resets = segment.steps, segment.resets
     ends = {0, steps, *cuts}
@@ -66,7 +70,8 @@ def run_pieces(
             state = initial if state is None else state
             state = reset_rows(state, resets[start], initial, recurrent.dims(inputs))
         part = inputs if stop - start == steps else slice_steps(inputs, start, stop)
-        features, state = recurrent.core(part, state)
+        run = recurrent.core if core is None or stop == steps else core
+        features, state = run(part, state)
         yield Piece(start, stop, features, state)
         if factors and stop in factors:
             state = scale_gradient(state, factors[stop])
@@ -100,13 +105,13 @@ def scale_gradient(state: State, factor: float) -> State:
 
 
 def advance(recurrent: Recurrent, segment: Segment, state: State) -> State:
-    """Return the state after a segment, without gradient."""
+    """Return a copy of the state after a segment, without gradient."""
     forget_casts()
     with torch.no_grad(), eager():
         for piece in run_pieces(recurrent, segment, state):
             state = piece.state
     forget_casts()
-    return detach(state)
+    return map_leaves(Tensor.clone, detach(state))
 
 
 def warm_up(recurrent: Recurrent, segment: Segment, burn_in: int, state: State = None) -> State:
