@@ -94,6 +94,18 @@ def test_cuts_change_the_gradient_by_rounding_alone(name, controller):
     assert_equal(train(model, 1000, controller, flat), held)  # nothing is cut
 
 
+@pytest.mark.usefixtures("double")
+@pytest.mark.filterwarnings("ignore:loss_fn does not behave like a mean")
+def test_a_loss_of_the_whole_window_is_called_once_on_all_of_it():
+    def error_to_signal(outputs, targets):
+        return (outputs - targets).square().sum() / targets.square().sum()
+
+    model = Cell()  # without core and head
+    again, held = (train(model, r, loss_fn=error_to_signal) for r in (7, None))
+    for a, b in zip(again, held, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-13)
+
+
 class Drops(nn.Module):
     """Dropout between layers and behind them: cuts change the order in which masks are drawn."""
 

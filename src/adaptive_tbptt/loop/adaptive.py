@@ -97,9 +97,9 @@ class AdaptiveTBPTT:
     Choosing `losses`: larger costs less per loss, smaller updates more often. The paper uses K.
 
     Choosing `recompute`: leave it out unless memory runs out. It costs at most one more forward
-    pass, whatever the number. Memory is smallest near the square root of the window's steps;
-    `diagnose(...).longest_window(gigabytes, recompute)` forecasts it. Gradients stay the same:
-    dropout draws the same masks again.
+    pass, whatever the number. A small number holds few steps, but keeps a state per piece; 10 to 50
+    suits windows of thousands of steps. `diagnose(...).longest_window(gigabytes, recompute)`
+    forecasts how long a window fits. Dropout draws the same masks again.
 
     >>> _ = torch.manual_seed(0)
     >>> from adaptive_tbptt import FixedTruncation, SequenceStream
