@@ -1,0 +1,70 @@
+"""Which histories `lookback` measures: a pilot shows where the answer lies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+
+import numpy as np
+
+from ..estimate.history_curve import HistoryCurve, history_curve
+from ..estimate.level_sums import levels_up_to
+from ..measure.end_points import EndPoints
+from ..measure.histories import Histories
+
+PILOT = 4  # groups that show where the answer lies
+FEWEST, MOST = 8, 16  # groups of the measurement; each has up to 64 end points
+PER_OCTAVE = 16  # histories near the answer: each is 4 % longer than the one before
+NEAR = 2.0  # the pilot may be wrong about a change by this factor
+
+
+@dataclass(frozen=True)
+class Search:
+    """What to look for.
+
+    Attributes:
+        longest: longest history to try.
+        tolerance: tolerated change of the predictions.
+        level: coverage of the intervals.
+    """
+
+    longest: int
+    tolerance: float
+    level: float
+
+    def run(self, probe: Histories, groups: Iterator[EndPoints], seconds: float) -> HistoryCurve:
+        """Measure powers of two on a few groups, then also the histories near the answer on more.
+
+        The number of groups is fixed before the second stage: stopping once an interval is narrow
+        would favour intervals that are narrow by luck.
+
+        Args:
+            probe: runs the model.
+            groups: end points, as many as may be needed.
+            seconds: time limit; it yields to the fewest groups that give an interval.
+        """
+        began = time.monotonic()
+        coarse = levels_up_to(self.longest)[1:]
+        kept = list(islice(groups, PILOT))
+        drawn = time.monotonic() - began
+        lengths = self.near_answer(history_curve(probe.measure(kept, coarse), self.level))
+        ran = time.monotonic() - began - drawn
+        each = (drawn + ran * sum(lengths) / sum(coarse)) / len(kept)
+        affordable = int((seconds - drawn - ran) / max(each, 1e-9))
+        wanted = min(max(affordable, FEWEST), MOST)
+        sums = probe.measure(chain(kept, islice(groups, wanted - len(kept))), lengths)
+        return history_curve(sums, self.level)
+
+    def near_answer(self, pilot: HistoryCurve) -> tuple[int, ...]:
+        """Return the histories of the pilot, and closely spaced ones where the answer may lie."""
+        coarse = np.array(pilot.lengths)
+        worst = np.maximum.accumulate(pilot.change[::-1])[::-1]
+        above = coarse[worst > NEAR * self.tolerance]
+        below = coarse[worst <= self.tolerance / NEAR]
+        low = int(above[-1]) if len(above) else 1
+        high = int(below[0]) if len(below) else self.longest
+        octaves = np.log2(high / low) if high > low else 0.0
+        fine = np.geomspace(low, high, 1 + round(PER_OCTAVE * octaves)).round().astype(int)
+        return tuple(sorted({*pilot.lengths, *fine.tolist()}))

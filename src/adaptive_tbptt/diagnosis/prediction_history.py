@@ -1,0 +1,127 @@
+"""One call: how much history do the predictions of a model need?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import defaults
+from .._torch.compiling import eager
+from .._torch.preserve_model import preserve
+from ..data.nest import Nest, State
+from ..data.stream import Stream
+from ..measure.end_points import EndPoints, draw_end_points, longest_history, steps_in
+from ..measure.histories import Histories, Predict, check_start
+from ..measure.window_batches import as_end_points, read_windows
+from ..model.checks import look
+from ..model.objective import CountLosses, Objective
+from ..model.recurrent import LossFn, Recurrent
+from .history_search import MOST, Search
+from .lookback_result import Lookback
+from .sampling import as_stream
+
+
+def lookback(
+    model: nn.Module | Recurrent,
+    loss_fn: LossFn,
+    data: Stream | tuple[Nest, Nest] | Iterable[Any],
+    *,
+    tolerance: float = defaults.TOLERANCE,
+    longest: int | None = None,
+    start: State = None,
+    predict: Predict | None = None,
+    seconds: float = defaults.SECONDS,
+    count_losses: CountLosses | None = None,
+    level: float = defaults.LEVEL,
+    seed: int = 0,
+) -> Lookback:
+    """Measure how much history the predictions of a model need.
+
+    A history of h steps means that the model starts from its start state and reads h inputs, the
+    present one included. The prediction y_h that it then makes is compared with y, the prediction
+    after the full history, at many end points:
+
+        c_h = E |y_h - y|^2 / Var y
+
+    `steps` is the smallest h with c_h at most `tolerance`, for it and for all longer histories
+    tried. It is the shortest sequence length; `burn_in`, one less, is the warm-up before the first
+    prediction that counts. The model runs in eval mode, without dropout and without gradients, and
+    is left as it was.
+
+    Args:
+        model: any recurrent module.
+        loss_fn: `loss_fn(outputs, targets)`, evaluated on the outputs at end points, one step of up
+            to 64 rows at a time.
+        data: a stream or a pair `(inputs, targets)`, as in `diagnose`: rows are read in order, the
+            full history goes back to their start or to the last reset, and end points lie anywhere.
+            Or an iterable of such pairs, as a DataLoader yields them: independent windows. The full
+            history is then a whole window, and the end point is its last step. Targets may have a
+            time axis, or hold one for each window.
+        tolerance: the change that you tolerate, as a share of the variance of the predictions.
+        longest: longest history to try. None is 1024, or half of a shorter stream, or all of a
+            window but one step.
+        start: state that histories start from, of one row; None is the initial state.
+        predict: from the outputs to what should not change, any nest of tensors. None takes the raw
+            outputs. If there are several tensors, the one that changes most counts.
+        seconds: time limit; at least 8 groups of end points are measured.
+        count_losses: as in `AdaptiveTBPTT`, for masked targets: end points without a loss do not
+            count.
+        level: coverage of the intervals.
+        seed: of the end points.
+
+    Choosing a tolerance: 0.01 leaves an error with a tenth of the standard deviation of the
+    predictions. Look at the loss beside it. A noisy target hides a larger change, so a shorter
+    history may cost nothing.
+
+    Choosing `predict`: logits may shift by a constant without any effect on the softmax. The raw
+    logits count such a shift as a change; `predict=lambda logits: logits.softmax(-1)` does not.
+
+    >>> _ = torch.manual_seed(0)
+    >>> data = torch.randn(400, 16, 3), torch.randn(400, 16, 8)
+    >>> found = lookback(nn.LSTM(3, 8), nn.functional.mse_loss, data)
+    >>> 4 < found.steps < 16, found.burn_in == found.steps - 1
+    (True, True)
+    """
+    began = time.monotonic()
+    if not 0.0 < tolerance < 1.0:
+        raise ValueError(
+            f"tolerance must be in (0, 1), got {tolerance}: 0.01 tolerates a change of 1 % of the "
+            "variance of the predictions"
+        )
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level must be in (0, 1), got {level}")
+    objective = Objective.of(model, loss_fn, count_losses)
+    recurrent, generator = objective.recurrent, torch.Generator().manual_seed(seed)
+    groups: Iterator[EndPoints]
+    window = None
+    if (batches := _windows_in(data)) is not None:
+        parts = read_windows(batches, recurrent, MOST, generator)
+        first, window = parts[0].segment, max(part.segment.steps for part in parts)
+        longest = longest_history(window, longest, window - 1)
+        if parts[0].targets is None:
+            look(objective, first)
+        groups = (as_end_points(recurrent, part) for part in parts)
+    else:
+        stream = as_stream(data, recurrent)
+        room = steps_in(stream, 2 * defaults.HISTORY if longest is None else longest + 1)
+        longest = longest_history(room, longest, min(defaults.HISTORY, room // 2))
+        first = stream.peek(64)
+        look(objective, first, stream)
+        groups = draw_end_points(objective, stream, longest, generator)
+    with preserve(*objective.modules, train=False), torch.no_grad(), eager():
+        probe = Histories(objective, check_start(recurrent, start, first.inputs), predict)
+        search = Search(longest, tolerance, level)
+        curve = search.run(probe, groups, seconds - (time.monotonic() - began))
+    return Lookback.of(curve, tolerance, window=window, seconds=time.monotonic() - began)
+
+
+def _windows_in(data: Any) -> Iterable[Any] | None:
+    """Return batches of independent windows; None for a stream, or for a pair of tensors."""
+    pair = isinstance(data, list) and data and isinstance(data[0], Tensor)
+    if pair or isinstance(data, Stream | tuple | Tensor) or not isinstance(data, Iterable):
+        return None
+    return data
