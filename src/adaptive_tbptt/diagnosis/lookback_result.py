@@ -102,14 +102,13 @@ class Lookback:
         if self.steps is None:
             more = "longer windows" if self.window else "a larger longest="
             return (
-                f"No history up to {row.steps} steps is enough: there {differ}. Try {more}, or "
+                f"No history up to {_steps(row.steps)} is enough: there {differ}. Try {more}, or "
                 "carry the state."
             )
         low, high = self.interval
         limits = f"[{low}, {f'above {self.rows[-1].steps}' if high is None else high}]"
-        plural = self.steps > 1
-        text = f"{self.steps} step{'s' * plural} {limits} of history {'are' if plural else 'is'} "
-        text += f"enough: {differ}."
+        be = "is" if self.steps == 1 else "are"
+        text = f"{_steps(self.steps)} {limits} of history {be} enough: {differ}."
         if self.window is None and self.burn_in:
             text += f" After a cold start, discard the first {self.burn_in} predictions."
         return text
@@ -199,3 +198,7 @@ class Lookback:
 def _share(value: float) -> str:
     """Return a share in per cent, with one decimal."""
     return "<0.1%" if 0 < value < 0.001 else f"{value:.1%}"
+
+
+def _steps(number: int) -> str:
+    return f"{number} step" if number == 1 else f"{number} steps"
