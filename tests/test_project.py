@@ -19,6 +19,7 @@ EXAMPLES = {
     "lightning_module.py": ["--epochs", "1"],
     "mixed_precision.py": ["--epochs", "1"],
     "own_loop.py": ["--epochs", "1"],
+    "rainfall_runoff.py": ["--epochs", "1"],
 }
 EXTRAS = {"fabric_loop.py": "lightning", "lightning_module.py": "lightning"}
 

@@ -4,6 +4,7 @@ import json
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import adaptive_tbptt as at
 from adaptive_tbptt.diagnosis import Lookback, history_search
+from adaptive_tbptt.estimate.history_curve import HistoryCurve
 
 DECAY = math.exp(-1 / 60)  # of the reservoir: time constant 60
 
@@ -70,6 +72,7 @@ class TestClosedForms:
         found = lookback(Recall(25), (x, x.roll(25, 0)))
         assert found.steps == 26
         assert found.interval == (26, 26)
+        assert found.loss_steps == 26
         for row in found.rows:
             if row.steps < 26:
                 assert row.change == pytest.approx(1.0, rel=0.02)
@@ -220,6 +223,12 @@ class TestWindows:
             assert row.loss_low <= row.loss <= row.loss_high
         met = [row.steps for row in found.rows if row.change <= 0.01]
         assert found.steps == met[0]
+        missed = [
+            row.steps
+            for row in found.rows
+            if max(row.loss_high / full - 1, 1 - row.loss_low / full) > 0.01
+        ]
+        assert found.loss_steps == min(h for h in lengths if h > max(missed, default=0))
 
     def test_windows_of_different_lengths(self):
         """A history longer than a window is all of it."""
@@ -462,13 +471,19 @@ class TestBudget:
         found = lookback(Leaky(0.8), noise(300), seconds=1e6)
         assert found.end_points == history_search.MOST * 64
 
-    def test_histories_are_close_together_only_near_the_answer(self):
-        lengths = [row.steps for row in lookback(Leaky(), noise(), longest=512).rows]
-        assert {1, 2, 4, 8, 16, 32, 64, 128, 256, 512} <= set(lengths)
-        assert not set(range(257, 512)) & set(lengths)
-        assert not set(range(9, 16)) & set(lengths)
-        near = [h for h in lengths if 128 <= h <= 256]
-        assert max(b / a for a, b in pairwise(near)) < 1.06
+    @pytest.mark.parametrize("loss", [False, True])
+    def test_histories_are_close_together_only_near_an_answer(self, loss):
+        powers = tuple(2**i for i in range(10))
+        change, flat = DECAY ** (2 * np.array(powers)), np.zeros(10)
+        near, far = (flat, 1 + change) if loss else (change, 1 + flat)
+        curve = HistoryCurve(powers, near, near, near, far, far, far, 1.0, 64, 0.9)
+        found = history_search.Search(512, 0.01, 0.9).near_answer(curve)
+        assert set(powers) <= set(found)
+        fine = [h for h in found if 64 <= h <= 256]  # 128 is within a factor of two
+        assert set(found) - set(powers) == set(fine) - set(powers)
+        assert max(b / a for a, b in pairwise(fine)) < 1.06
+        beyond = history_search.Search(512, 1e-9, 0.9).near_answer(curve)
+        assert beyond == powers
 
 
 class TestBadInput:
@@ -528,6 +543,20 @@ class TestBadInput:
 
 
 class TestReport:
+    def test_a_loss_that_needs_a_longer_history_is_mentioned(self):
+        x = noise(1500, 32)
+        precise = lookback(Leaky(), (x, 1.01 * Leaky()(x, None)[0]), longest=700)
+        assert precise.loss_steps > 1.5 * precise.steps
+        assert f"For a loss within 1% of that take {precise.loss_steps} steps." in str(precise)
+        near = [row.steps for row in precise.rows if 0.9 < row.steps / precise.loss_steps < 1.1]
+        assert len(near) > 3
+        exact = lookback(Leaky(), (x, Leaky()(x, None)[0]), longest=400)
+        assert exact.loss_steps is None
+        assert "No history up to 400 steps gives a loss within 1% of that." in str(exact)
+        noisy = lookback(Leaky(), (x, 100 * x), longest=400)
+        assert noisy.loss_steps < noisy.steps
+        assert "a loss within" not in str(noisy)
+
     def test_the_table_shows_powers_of_two_and_the_answer(self):
         found = lookback(Recall(25), noise(400))
         lines = str(found).splitlines()

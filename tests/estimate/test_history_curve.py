@@ -90,3 +90,24 @@ def test_the_shortest_history_is_one_that_all_longer_ones_confirm(change, steps)
     assert found == steps
     if steps is not None:
         assert low <= found <= high
+
+
+@pytest.mark.parametrize(
+    ("losses", "steps"),
+    [
+        ([3.0, 2.1, 2.01, 2.0], 4),
+        ([3.0, 1.9, 1.99, 2.0], 4),  # a lower loss is not that of the full history either
+        ([3.0, 2.0, 2.1, 2.0], 8),
+        ([3.0, 3.0, 3.0, 3.0], None),
+        ([-3.0, -2.0, -2.0, -2.0], None),
+    ],
+)
+def test_the_shortest_history_for_the_loss(losses, steps):
+    full = np.random.default_rng(5).normal(size=(4, 3, 1))
+    values = np.array([*losses, 2.0])[:, None] * np.ones(4)
+    curve = history_curve(sums_of(np.stack([full] * 4), full, values))
+    assert curve.shortest_for_loss(0.01) == steps
+    flipped = history_curve(sums_of(np.stack([full] * 4), full, -values))
+    assert flipped.shortest_for_loss(0.01) == steps
+    zero = history_curve(sums_of(np.stack([full] * 4), full, values - 2.0))
+    assert zero.shortest_for_loss(0.01) == (8 if losses[-1] == 2.0 else None)

@@ -9,7 +9,7 @@ from itertools import chain, islice
 
 import numpy as np
 
-from ..estimate.history_curve import HistoryCurve, history_curve
+from ..estimate.history_curve import HistoryCurve, from_here_on, history_curve
 from ..estimate.level_sums import levels_up_to
 from ..measure.end_points import EndPoints
 from ..measure.histories import Histories
@@ -58,13 +58,15 @@ class Search:
         return history_curve(sums, self.level)
 
     def near_answer(self, pilot: HistoryCurve) -> tuple[int, ...]:
-        """Return the histories of the pilot, and closely spaced ones where the answer may lie."""
-        coarse = np.array(pilot.lengths)
-        worst = np.maximum.accumulate(pilot.change[::-1])[::-1]
-        above = coarse[worst > NEAR * self.tolerance]
-        below = coarse[worst <= self.tolerance / NEAR]
-        low = int(above[-1]) if len(above) else 1
-        high = int(below[0]) if len(below) else self.longest
-        octaves = np.log2(high / low) if high > low else 0.0
-        fine = np.geomspace(low, high, 1 + round(PER_OCTAVE * octaves)).round().astype(int)
-        return tuple(sorted({*pilot.lengths, *fine.tolist()}))
+        """Return the histories of the pilot, and closely spaced ones where an answer may lie."""
+        found = set(pilot.lengths)
+        for values in (pilot.change, pilot.loss_change):
+            worst, coarse = from_here_on(values), np.array(pilot.lengths)
+            above = coarse[worst > NEAR * self.tolerance]
+            below = coarse[worst <= self.tolerance / NEAR]
+            low = int(above[-1]) if len(above) else 1
+            high = int(below[0]) if len(below) else self.longest
+            if low < high:
+                count = 1 + round(PER_OCTAVE * np.log2(high / low))
+                found |= set(np.geomspace(low, high, count).round().astype(int).tolist())
+        return tuple(sorted(found))

@@ -47,9 +47,11 @@ class Lookback:
             no history that was tried does.
         interval: shortest history that may meet the tolerance, and shortest that surely does; None
             stands for one longer than all that were tried.
+        loss_steps: the shortest history with both limits of the loss within a share of `tolerance`
+            of the full history's loss. None if no history that was tried has.
         rows: one per history tried, ascending.
         full_loss: mean loss after the full history.
-        tolerance: the change that `steps` tolerates.
+        tolerance: the change that `steps` and `loss_steps` tolerate.
         window: steps of your longest window; None for a stream.
         end_points: number of predictions compared.
         level: coverage of the intervals.
@@ -58,6 +60,7 @@ class Lookback:
 
     steps: int | None
     interval: tuple[int | None, int | None]
+    loss_steps: int | None
     rows: tuple[History, ...] = field(repr=False)
     full_loss: float
     tolerance: float
@@ -77,6 +80,7 @@ class Lookback:
         return Lookback(
             steps=steps,
             interval=interval,
+            loss_steps=curve.shortest_for_loss(tolerance),
             rows=tuple(History(*row) for row in values),
             full_loss=curve.full_loss,
             tolerance=tolerance,
@@ -109,6 +113,11 @@ class Lookback:
         limits = f"[{low}, {f'above {self.rows[-1].steps}' if high is None else high}]"
         be = "is" if self.steps == 1 else "are"
         text = f"{_steps(self.steps)} {limits} of history {be} enough: {differ}."
+        close = f"a loss within {100 * self.tolerance:g}% of that"
+        if self.loss_steps is None:
+            text += f" No history up to {_steps(self.rows[-1].steps)} gives {close}."
+        elif self.loss_steps > self.steps:
+            text += f" For {close} take {self.loss_steps} steps."
         if self.window is None and self.burn_in:
             text += f" After a cold start, discard the first {self.burn_in} predictions."
         return text
@@ -160,6 +169,7 @@ class Lookback:
             "steps": self.steps,
             "burn_in": self.burn_in,
             "interval": list(self.interval),
+            "loss_steps": self.loss_steps,
             "rows": [{k: plain(v) for k, v in row._asdict().items()} for row in self.rows],
             "full_loss": plain(self.full_loss),
             "tolerance": self.tolerance,

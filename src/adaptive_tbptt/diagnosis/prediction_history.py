@@ -49,8 +49,9 @@ def lookback(
 
     `steps` is the smallest h with c_h at most `tolerance`, for it and for all longer histories
     tried. It is the shortest sequence length; `burn_in`, one less, is the warm-up before the first
-    prediction that counts. The model runs in eval mode, without dropout and without gradients, and
-    is left as it was.
+    prediction that counts. `loss_steps` is the smallest h whose loss surely is that of the full
+    history, up to a share of `tolerance`. The model runs in eval mode, without dropout and without
+    gradients, and is left as it was.
 
     Args:
         model: any recurrent module.
@@ -61,7 +62,8 @@ def lookback(
             Or an iterable of such pairs, as a DataLoader yields them: independent windows. The full
             history is then a whole window, and the end point is its last step. Targets may have a
             time axis, or hold one for each window.
-        tolerance: the change that you tolerate, as a share of the variance of the predictions.
+        tolerance: the change that you tolerate, as a share of the variance of the predictions, and
+            as a share of the loss.
         longest: longest history to try. None is 1024, or half of a shorter stream, or all of a
             window but one step.
         start: state that histories start from, of one row; None is the initial state.
@@ -74,8 +76,8 @@ def lookback(
         seed: of the end points.
 
     Choosing a tolerance: 0.01 leaves an error with a tenth of the standard deviation of the
-    predictions. Look at the loss beside it. A noisy target hides a larger change, so a shorter
-    history may cost nothing.
+    predictions. Compare `steps` with `loss_steps`. If a model predicts far better than that, its
+    loss needs a longer history; if its targets are noisy, a shorter one may do.
 
     Choosing `predict`: logits may shift by a constant without any effect on the softmax. The raw
     logits count such a shift as a change; `predict=lambda logits: logits.softmax(-1)` does not.

@@ -85,19 +85,40 @@ class HistoryCurve:
     end_points: int
     level: float
 
+    @property
+    def loss_change(self) -> Array:
+        """The relative change of the loss, `(lengths,)`: that of the further limit.
+
+        The loss of a short history may equal that of the full one by chance, since their
+        difference has either sign. A limit does not.
+        """
+        limits = np.stack([self.loss_low, self.loss_high]) - self.full_loss
+        change = np.abs(limits).max(axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(change == 0.0, 0.0, change / abs(self.full_loss))
+
     def shortest(self, tolerance: float) -> tuple[int | None, tuple[int | None, int | None]]:
         """Return the shortest history that meets the tolerance, and an interval for it.
 
-        A history counts only if all longer ones meet it too. The interval goes from the shortest
-        history that may meet the tolerance to the shortest that surely does. None stands for a
-        history longer than all that were measured.
+        The interval goes from the shortest history that may meet the tolerance to the shortest that
+        surely does. None stands for a history longer than all that were measured.
         """
-        found = []
-        for values in (self.change, self.low, self.high):
-            worst = np.maximum.accumulate(values[::-1])[::-1]
-            met = np.flatnonzero(worst <= tolerance)
-            found.append(self.lengths[met[0]] if len(met) else None)
-        return found[0], (found[1], found[2])
+        interval = self._first_below(self.low, tolerance), self._first_below(self.high, tolerance)
+        return self._first_below(self.change, tolerance), interval
+
+    def shortest_for_loss(self, tolerance: float) -> int | None:
+        """Return the shortest history whose loss surely is that of the full one, within a share."""
+        return self._first_below(self.loss_change, tolerance)
+
+    def _first_below(self, values: Array, tolerance: float) -> int | None:
+        """Return the first history that meets the tolerance together with all longer ones."""
+        met = np.flatnonzero(from_here_on(values) <= tolerance)
+        return self.lengths[met[0]] if len(met) else None
+
+
+def from_here_on(values: Array) -> Array:
+    """Return the largest of each value and all values after it."""
+    return np.maximum.accumulate(values[::-1])[::-1]
 
 
 def history_curve(sums: HistorySums, level: float = 0.9) -> HistoryCurve:
