@@ -100,6 +100,9 @@ def main() -> None:
                 f"{2 * YEAR}, {loss / full - 1:+.1%}"
             )
 
+    gradient = at.diagnose(model, loss_fn, train, losses=60, segments=24, show=False)
+    print(f"\nthe gradient of the training loop, for comparison:\n{gradient}")
+
 
 if __name__ == "__main__":
     main()

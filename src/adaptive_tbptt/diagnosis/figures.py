@@ -31,7 +31,9 @@ def draw_intervals(axes: Axes, x: ArrayLike, y: ArrayLike, low: ArrayLike, high:
     """Draw a curve with its intervals."""
     values, limits = np.asarray(y), np.stack([np.asarray(low), np.asarray(high)])
     spread = np.abs(limits - values)
-    axes.errorbar(np.asarray(x), values, yerr=spread, color=BLUE, marker="o", capsize=3, lw=1.5)
+    axes.errorbar(
+        np.asarray(x), values, yerr=spread, color=BLUE, marker="o", ms=4, capsize=3, lw=1.5
+    )
 
 
 def save(figure: Figure, title: str, path: str | Path | None) -> Figure:

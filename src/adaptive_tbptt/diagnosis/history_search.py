@@ -16,7 +16,8 @@ from ..measure.histories import Histories
 
 PILOT = 4  # groups that show where the answer lies
 FEWEST, MOST = 8, 16  # groups of the measurement; each has up to 64 end points
-PER_OCTAVE = 16  # histories near the answer: each is 4 % longer than the one before
+PER_OCTAVE = 16  # histories near an answer: each is 4 % longer than the one before
+AT_MOST = 24  # of them; where the pilot leaves more than this open, they are further apart
 NEAR = 2.0  # the pilot may be wrong about a change by this factor
 
 
@@ -67,6 +68,6 @@ class Search:
             low = int(above[-1]) if len(above) else 1
             high = int(below[0]) if len(below) else self.longest
             if low < high:
-                count = 1 + round(PER_OCTAVE * np.log2(high / low))
+                count = 1 + min(round(PER_OCTAVE * np.log2(high / low)), AT_MOST)
                 found |= set(np.geomspace(low, high, count).round().astype(int).tolist())
         return tuple(sorted(found))

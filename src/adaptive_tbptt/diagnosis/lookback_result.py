@@ -117,7 +117,7 @@ class Lookback:
         if self.loss_steps is None:
             text += f" No history up to {_steps(self.rows[-1].steps)} gives {close}."
         elif self.loss_steps > self.steps:
-            text += f" For {close} take {self.loss_steps} steps."
+            text += f" For {close} take {_steps(self.loss_steps)}."
         if self.window is None and self.burn_in:
             text += f" After a cold start, discard the first {self.burn_in} predictions."
         return text
@@ -127,31 +127,16 @@ class Lookback:
         return "the full history" if self.window is None else f"windows of {self.window} steps"
 
     def __str__(self) -> str:
-        table = [
-            [
-                "history",
-                "change",
-                f"{self.level:.0%} interval",
-                "loss",
-                f"{self.level:.0%} interval",
-                "",
-            ]
-        ]
-        last = self.rows[-1].steps
+        interval = f"{self.level:.0%} interval"
+        table = [["history", "change", interval, "loss", interval, ""]]
+        marks = {self.loss_steps: "enough for the loss", self.steps: "enough"}
         for row in self.rows:
-            shown = row.steps in (self.steps, last) or row.steps & (row.steps - 1) == 0
-            if shown:
+            power = row.steps & (row.steps - 1) == 0
+            if power or row.steps in marks or row is self.rows[-1]:
                 high = _share(row.high) if math.isfinite(row.high) else "?"
-                table.append(
-                    [
-                        str(row.steps),
-                        _share(row.change),
-                        f"[{_share(row.low)}, {high}]",
-                        f"{row.loss:.4g}",
-                        f"[{row.loss_low:.4g}, {row.loss_high:.4g}]",
-                        "enough" if row.steps == self.steps else "",
-                    ]
-                )
+                change = [_share(row.change), f"[{_share(row.low)}, {high}]"]
+                loss = [f"{row.loss:.4g}", f"[{row.loss_low:.4g}, {row.loss_high:.4g}]"]
+                table.append([str(row.steps), *change, *loss, marks.get(row.steps, "")])
         table.append(["full", "", "", f"{self.full_loss:.4g}", "", ""])
         title = (
             f"predictions after some steps of history, against those after {self._full}; change as "
@@ -194,12 +179,12 @@ class Lookback:
         right.axhline(self.full_loss, color="0.4", ls="--", lw=1, label="full history")
         left.set_ylabel("change of the predictions (% of variance)")
         right.set_ylabel("loss")
-        for axes in (left, right):
+        for axes, steps in ((left, self.steps), (right, self.loss_steps)):
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter("{x:g}")
             axes.set_xlabel("history (steps)")
-            if self.steps is not None:
-                axes.axvline(self.steps, color=VERMILION, lw=1.5, label=f"{self.steps} steps")
+            if steps is not None:
+                axes.axvline(steps, color=VERMILION, lw=1.5, label=f"enough: {_steps(steps)}")
             axes.legend(frameon=False, fontsize=8)
         left.set_ylim(0, None)
         return save(figure, f"{self.end_points} predictions compared", path)
