@@ -244,6 +244,18 @@ class TestWindows:
         assert found.window == 40
         assert found.rows[-1].steps == 39
 
+    def test_sequences_that_all_differ_in_length(self):
+        generator = torch.Generator().manual_seed(0)
+        lengths = torch.randint(20, 60, (200,), generator=generator).tolist()
+        batches = [(noise(steps, 1, seed=i),) * 2 for i, steps in enumerate(lengths)]
+        found = lookback(Recall(9), batches)
+        assert found.end_points == 200
+        assert found.steps == 10
+        assert found.window == max(lengths)
+        few = lookback(Recall(9), batches, seconds=0.0)
+        assert few.end_points >= 64
+        assert few.steps == 10
+
     def test_more_windows_than_needed_are_drawn_at_random(self):
         x = noise(12, 3000)
         x[:, :1500] = 0.0
@@ -290,6 +302,14 @@ class TestStreams:
         found = lookback(Recall(9), x, longest=40)
         assert found.steps == 10
         assert found.end_points == 1024
+
+    def test_chunks_of_a_long_stream_have_a_long_full_history(self):
+        """A state that never forgets changes by at least the half that the longest one misses."""
+        x = noise(400, 4)
+        stream = at.ChunkStream(list(zip(x.split(23), x.split(23), strict=True)))
+        for data in (stream, x):
+            found = lookback(Leaky(1.0), data, longest=20)
+            assert found.rows[-1].change > 0.5
 
     def test_defaults_fit_the_data(self):
         assert lookback(Leaky(0.5), noise(100)).rows[-1].steps == 50
@@ -386,7 +406,7 @@ class TestPredictions:
         assert lookback(Flagged(), (x, x[..., :1]), longest=50).steps is None
 
     def test_end_points_are_looked_for_where_losses_are_rare(self):
-        x = noise(400, 1)
+        x = noise(390, 1)
         y = torch.full_like(x, torch.nan)
         y[10::50] = 0.0
         found = lookback(

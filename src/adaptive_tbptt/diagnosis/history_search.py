@@ -11,10 +11,10 @@ import numpy as np
 
 from ..estimate.history_curve import HistoryCurve, from_here_on, history_curve
 from ..estimate.level_sums import levels_up_to
-from ..measure.end_points import EndPoints
+from ..measure.end_points import COLUMNS, EndPoints
 from ..measure.histories import Histories
 
-PILOT = 4  # groups that show where the answer lies
+PILOT = 4  # groups that show where the answer lies, and at least 64 end points
 FEWEST, MOST = 8, 16  # groups of the measurement; each has up to 64 end points
 PER_OCTAVE = 16  # histories near an answer: each is 4 % longer than the one before
 AT_MOST = 24  # of them; where the pilot leaves more than this open, they are further apart
@@ -29,11 +29,13 @@ class Search:
         longest: longest history to try.
         tolerance: tolerated change of the predictions.
         level: coverage of the intervals.
+        most: groups to measure at most.
     """
 
     longest: int
     tolerance: float
     level: float
+    most: int = MOST
 
     def run(self, probe: Histories, groups: Iterator[EndPoints], seconds: float) -> HistoryCurve:
         """Measure powers of two on a few groups, then also the histories near the answer on more.
@@ -48,14 +50,18 @@ class Search:
         """
         began = time.monotonic()
         coarse = levels_up_to(self.longest)[1:]
-        kept = list(islice(groups, PILOT))
+        kept: list[EndPoints] = []
+        while len(kept) < PILOT or sum(points.history.rows for points in kept) < COLUMNS:
+            if (points := next(groups, None)) is None:
+                break
+            kept.append(points)
         drawn = time.monotonic() - began
         lengths = self.near_answer(history_curve(probe.measure(kept, coarse), self.level))
         ran = time.monotonic() - began - drawn
         each = (drawn + ran * sum(lengths) / sum(coarse)) / len(kept)
         affordable = int((seconds - drawn - ran) / max(each, 1e-9))
-        wanted = min(max(affordable, FEWEST), MOST)
-        sums = probe.measure(chain(kept, islice(groups, wanted - len(kept))), lengths)
+        more = min(max(affordable, FEWEST), self.most) - len(kept)
+        sums = probe.measure(chain(kept, islice(groups, max(more, 0))), lengths)
         return history_curve(sums, self.level)
 
     def near_answer(self, pilot: HistoryCurve) -> tuple[int, ...]:

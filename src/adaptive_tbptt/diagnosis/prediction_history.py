@@ -99,10 +99,11 @@ def lookback(
     objective = Objective.of(model, loss_fn, count_losses)
     recurrent, generator = objective.recurrent, torch.Generator().manual_seed(seed)
     groups: Iterator[EndPoints]
-    window = None
+    window, most = None, MOST
     if (batches := _windows_in(data)) is not None:
         parts = read_windows(batches, recurrent, MOST, generator)
         first, window = parts[0].segment, max(part.segment.steps for part in parts)
+        most = max(len(parts), MOST)  # more groups if windows differ in length
         longest = longest_history(window, longest, window - 1)
         if parts[0].targets is None:
             look(objective, first)
@@ -116,7 +117,7 @@ def lookback(
         groups = draw_end_points(objective, stream, longest, generator)
     with preserve(*objective.modules, train=False), torch.no_grad(), eager():
         probe = Histories(objective, check_start(recurrent, start, first.inputs), predict)
-        search = Search(longest, tolerance, level)
+        search = Search(longest, tolerance, level, most)
         curve = search.run(probe, groups, seconds - (time.monotonic() - began))
     return Lookback.of(curve, tolerance, window=window, seconds=time.monotonic() - began)
 

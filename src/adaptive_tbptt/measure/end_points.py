@@ -44,8 +44,8 @@ def draw_end_points(
     """Draw random end points of a stream, without end; at each of them some row has a loss.
 
     The full history goes back to the start of a stretch of the stream, or to the last reset in it.
-    The stretch is the whole stream, unless that is longer than four times the longest history. It
-    then lies anywhere, and the full history is at least twice the longest one.
+    The stretch is the whole stream if that is shorter than four times the longest history.
+    Otherwise it lies anywhere, and the full history is at least twice the longest one.
 
     Args:
         objective: model and loss.
@@ -53,9 +53,9 @@ def draw_end_points(
         longest: steps of history that every end point has.
         generator: draws stretches, rows and steps.
     """
-    room = steps_in(stream, STRETCH * longest)
-    stretch = min(room, STRETCH * longest)
-    first = longest if stretch == room else 2 * longest - 1
+    most = STRETCH * longest
+    stretch = min(steps_in(stream, most), most)
+    first = longest if stretch < most else 2 * longest - 1
     misses = 0
     while misses < 100:  # arbitrary, as in `Source.draw`
         segment = stream.random_segment(stretch, generator)
