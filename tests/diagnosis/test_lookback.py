@@ -474,6 +474,14 @@ def test_nothing_of_the_callers_is_disturbed(fails):
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
 
 
+def test_a_loader_that_shuffles_leaves_the_random_state():
+    x, model = torch.randn(100, 20, 3), nn.GRU(3, 3, batch_first=True)
+    loader = DataLoader(TensorDataset(x, x), batch_size=10, shuffle=True)
+    random = torch.get_rng_state()
+    lookback(model, loader)
+    assert torch.equal(torch.get_rng_state(), random)
+
+
 def test_dropout_is_off_whatever_the_mode():
     torch.manual_seed(0)
     model, data = Busy(), (torch.randn(200, 8, 3), torch.randn(200, 8, 6))

@@ -47,8 +47,8 @@ class Lookback:
             no history that was tried does.
         interval: shortest history that may meet the tolerance, and shortest that surely does; None
             stands for one longer than all that were tried.
-        loss_steps: the shortest history with both limits of the loss within a share of `tolerance`
-            of the full history's loss. None if no history that was tried has.
+        loss_steps: the shortest history with both limits of the loss within `tolerance` of the full
+            history's loss, as a share of it. None if no history that was tried has.
         rows: one per history tried, ascending.
         full_loss: mean loss after the full history.
         tolerance: the change that `steps` and `loss_steps` tolerate.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -49,8 +49,8 @@ def lookback(
 
     `steps` is the smallest h with c_h at most `tolerance`, for it and for all longer histories
     tried. It is the shortest sequence length; `burn_in`, one less, is the warm-up before the first
-    prediction that counts. `loss_steps` is the smallest h whose loss surely is that of the full
-    history, up to a share of `tolerance`. The model runs in eval mode, without dropout and without
+    prediction that counts. `loss_steps` is the smallest h with both limits of the loss within
+    `tolerance` of the full history's loss. The model runs in eval mode, without dropout and without
     gradients, and is left as it was.
 
     Args:
@@ -97,29 +97,47 @@ def lookback(
     if not 0.0 < level < 1.0:
         raise ValueError(f"level must be in (0, 1), got {level}")
     objective = Objective.of(model, loss_fn, count_losses)
-    recurrent, generator = objective.recurrent, torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    # Data are read inside as well: a DataLoader that shuffles draws from torch's random state.
+    with preserve(*objective.modules, train=False), torch.no_grad(), eager():
+        drawn = _draw(objective, data, longest, generator)
+        probe = Histories(objective, check_start(objective.recurrent, start, drawn.inputs), predict)
+        search = Search(drawn.longest, tolerance, level, drawn.most)
+        curve = search.run(probe, drawn.groups, seconds - (time.monotonic() - began))
+    return Lookback.of(curve, tolerance, window=drawn.window, seconds=time.monotonic() - began)
+
+
+class _Drawn(NamedTuple):
+    """End points of the data: how many groups, some of their inputs, and what fits into them."""
+
     groups: Iterator[EndPoints]
-    window, most = None, MOST
-    if (batches := _windows_in(data)) is not None:
-        parts = read_windows(batches, recurrent, MOST, generator)
-        first, window = parts[0].segment, max(part.segment.steps for part in parts)
-        most = max(len(parts), MOST)  # more groups if windows differ in length
-        longest = longest_history(window, longest, window - 1)
-        if parts[0].targets is None:
-            look(objective, first)
-        groups = (as_end_points(recurrent, part) for part in parts)
-    else:
+    most: int
+    inputs: Nest
+    longest: int
+    window: int | None
+
+
+def _draw(
+    objective: Objective, data: Any, longest: int | None, generator: torch.Generator
+) -> _Drawn:
+    """Draw end points of a stream, or of independent windows; check model and loss on some."""
+    recurrent = objective.recurrent
+    batches = _windows_in(data)
+    if batches is None:
         stream = as_stream(data, recurrent)
         room = steps_in(stream, 2 * defaults.HISTORY if longest is None else longest + 1)
         longest = longest_history(room, longest, min(defaults.HISTORY, room // 2))
-        first = stream.peek(64)
-        look(objective, first, stream)
+        some = stream.peek(64)
+        look(objective, some, stream)
         groups = draw_end_points(objective, stream, longest, generator)
-    with preserve(*objective.modules, train=False), torch.no_grad(), eager():
-        probe = Histories(objective, check_start(recurrent, start, first.inputs), predict)
-        search = Search(longest, tolerance, level, most)
-        curve = search.run(probe, groups, seconds - (time.monotonic() - began))
-    return Lookback.of(curve, tolerance, window=window, seconds=time.monotonic() - began)
+        return _Drawn(groups, MOST, some.inputs, longest, None)
+    parts = read_windows(batches, recurrent, MOST, generator)
+    some, window = parts[0].segment, max(part.segment.steps for part in parts)
+    longest = longest_history(window, longest, window - 1)
+    if parts[0].targets is None:
+        look(objective, some)
+    groups = (as_end_points(recurrent, part) for part in parts)
+    return _Drawn(groups, max(len(parts), MOST), some.inputs, longest, window)
 
 
 def _windows_in(data: Any) -> Iterable[Any] | None:

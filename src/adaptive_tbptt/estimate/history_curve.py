@@ -107,7 +107,7 @@ class HistoryCurve:
         return self._first_below(self.change, tolerance), interval
 
     def shortest_for_loss(self, tolerance: float) -> int | None:
-        """Return the shortest history whose loss surely is that of the full one, within a share."""
+        """Return the shortest history with both limits of the loss near the full history's loss."""
         return self._first_below(self.loss_change, tolerance)
 
     def _first_below(self, values: Array, tolerance: float) -> int | None:
