@@ -1,5 +1,6 @@
 """`lookback`: how much history do the predictions need? Closed forms and brute force."""
 
+import cmath
 import json
 import math
 from itertools import pairwise
@@ -14,6 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import adaptive_tbptt as at
 from adaptive_tbptt.diagnosis import Lookback, history_search
 from adaptive_tbptt.estimate.history_curve import HistoryCurve
+
+from ..oracle import DictState
 
 DECAY = math.exp(-1 / 60)  # of the reservoir: time constant 60
 
@@ -335,6 +338,29 @@ class TestStreams:
         found = lookback(model, noise(300), lambda out, y: F.mse_loss(out["mean"][..., :1], y))
         assert 3 < found.steps < 40
         assert (1, 64, 6) in model.heads  # one step of all end points
+
+    def test_a_complex_state_and_complex_outputs(self):
+        class Oscillator(nn.Module):
+            def forward(self, x, state):
+                state = (
+                    x.new_zeros(x.shape[1], 1, dtype=torch.complex128) if state is None else state
+                )
+                outputs = []
+                for step in x:
+                    state = 0.9 * cmath.exp(0.3j) * state + step
+                    outputs.append(state)
+                return torch.stack(outputs), state
+
+        found = lookback(
+            Oscillator(), noise(400), lambda out, y: F.mse_loss(out.real, y), longest=50
+        )
+        assert found.steps == pytest.approx(math.log(0.01) / math.log(0.81), rel=0.1)
+
+    def test_outputs_without_a_time_axis_and_a_state_with_a_counter(self):
+        torch.manual_seed(0)
+        model, data = DictState(), (torch.randn(200, 8, 3), torch.randn(200, 8, 2))
+        found = lookback(model, data, lambda out, y: F.mse_loss(out, y.flatten(0, 1)), longest=40)
+        assert 1 < found.steps < 10
 
 
 class TestPredictions:
