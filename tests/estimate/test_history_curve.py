@@ -111,3 +111,12 @@ def test_the_shortest_history_for_the_loss(losses, steps):
     assert flipped.shortest_for_loss(0.01) == steps
     zero = history_curve(sums_of(np.stack([full] * 4), full, values - 2.0))
     assert zero.shortest_for_loss(0.01) == (8 if losses[-1] == 2.0 else None)
+
+
+def test_a_loss_that_is_equal_by_chance_is_not_enough():
+    full = np.random.default_rng(6).normal(size=(4, 3, 1))
+    losses = np.full((3, 4), 2.0)
+    losses[0] += [0.5, -0.5, 0.5, -0.5]
+    curve = history_curve(sums_of(np.stack([full] * 2), full, losses))
+    assert curve.loss.tolist() == [2.0, 2.0]
+    assert curve.shortest_for_loss(0.01) == 2
