@@ -41,6 +41,7 @@ def test_every_column_is_a_stretch_of_its_row_and_enters_with_the_carried_state(
         last = points.targets[0, :, 0].long()
         ends, places = last // 1000, last % 1000
         assert ends.min() >= LONGEST
+        assert places.max() >= min(rows - 1, COLUMNS)  # rows are drawn from all of them
         assert points.history.rows == len(set(last.tolist())) == columns
         for column, (end, row) in enumerate(zip(ends.tolist(), places.tolist(), strict=True)):
             steps = slice(end - LONGEST + 1, end + 1)
