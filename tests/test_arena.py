@@ -1,11 +1,13 @@
 """The arena: every method trains, estimators are unbiased, and regret is what it says."""
 
+import json
 import math
+import pickle
 
 import numpy as np
 import pytest
 import torch
-from benchmarks.arena import cell, engine, methods, regret, tasks
+from benchmarks.arena import cell, engine, methods, regret, runner, tasks
 from torch import nn
 
 
@@ -19,7 +21,14 @@ def tiny():
 @pytest.fixture
 def task(monkeypatch):
     made = tasks.Task(
-        "tiny", tiny, lambda: tasks.Net(5, 0, 8, 5, nn.GRU), tasks.cross_entropy, False, 0.01, 1.0
+        "tiny",
+        tiny,
+        lambda: tasks.Net(5, 0, 8, 5, nn.GRU),
+        tasks.cross_entropy,
+        False,
+        0.01,
+        1.0,
+        0.4,
     )
     monkeypatch.setitem(cell.TASKS, "tiny", made)
     return made
@@ -27,7 +36,7 @@ def task(monkeypatch):
 
 @pytest.mark.parametrize("method", methods.METHODS)
 def test_every_method_trains_and_reads_the_data_in_order(task, method):
-    found = cell.run("tiny", method, 0.01, seed=0, budget=0.4)
+    found = cell.run("tiny", method, 0.01, seed=0)
     times = [seconds for seconds, _, _ in found["curve"]]
     assert times == sorted(times)
     assert found["updates"] > 0
@@ -53,7 +62,7 @@ def test_levels_add_up_to_the_window_and_factors_weigh_them(task):
     )
 
     def total(*weights):
-        parts = zip(weights, found.gradients, strict=True)
+        parts = zip(weights, found, strict=True)
         return sum(
             w
             * torch.cat(
@@ -113,3 +122,13 @@ def test_regret_is_relative_to_the_best_fixed_setting_on_the_same_seed():
 def test_the_sign_test_counts_pairs():
     assert regret.paired_test([1, 1, 1, 1, 1], [2, 2, 2, 2, math.inf]) == pytest.approx(2 / 32)
     assert regret.paired_test([1, 2], [1, 2]) == 1.0
+
+
+def test_cells_run_in_processes_and_are_kept(tmp_path, monkeypatch):
+    """Pickled by name: what a process runs must be importable there."""
+    job = runner.Job("mackey-glass", "detach 10", 0.004, 100)
+    assert pickle.loads(pickle.dumps(runner.finish)).__module__ == "benchmarks.arena.runner"
+    monkeypatch.setattr(runner, "run", lambda *job, share: {"curve": [[0.0, 0, 1.0]], "updates": 0})
+    assert "1.0000" in runner.finish(job, tmp_path, "abc")
+    assert runner.finish(job, tmp_path, "abc").endswith("there")
+    assert json.loads((tmp_path / "cells" / job.name).read_text())["commit"] == "abc"

@@ -127,6 +127,20 @@ def test_a_loop_chooses_the_same_k_and_learns_the_same(name, gauge):
     same(work)
 
 
+@pytest.mark.parametrize("placed", [False, True])
+def test_separate_sequences_with_padding_and_static_inputs_train_the_same(placed):
+    def work(device):
+        net = model("lstm", device)
+        x, y = (part.to(device if placed else "cpu") for part in data())
+        sequences = [(x[:n, i, :2], y[:n, i], x[0, i, 2:]) for i, n in enumerate((30, 20, 11, 4))]
+        stream = at.SequenceStream.from_sequences(sequences, rows=3, shuffle=True)
+        tbptt = at.AdaptiveTBPTT(net, F.mse_loss, 4, losses=10)
+        numbers = [float(window.backward()) for window in tbptt.windows(stream)]
+        return [*numbers, at.evaluate(net, F.mse_loss, stream)]
+
+    same(work)
+
+
 def test_a_run_goes_on_where_it_stopped(tmp_path):
     def work(device):
         folder = tmp_path / device.type

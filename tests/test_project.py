@@ -20,6 +20,7 @@ EXAMPLES = {
     "mixed_precision.py": ["--epochs", "1"],
     "own_loop.py": ["--epochs", "1"],
     "rainfall_runoff.py": ["--epochs", "1"],
+    "sequences.py": ["--epochs", "1"],
 }
 EXTRAS = {"fabric_loop.py": "lightning", "lightning_module.py": "lightning"}
 

@@ -7,7 +7,6 @@ factor 1 a fixed context, factors above 1 the randomised estimators.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -115,50 +114,27 @@ def run_window(task: Any, model: Any, carried: Carried, first: int, plan: Plan) 
     return task.loss(model.head(features), y[first:stop])
 
 
-@dataclass
-class Levels:
-    """What each level of one window adds, with the processor time it took.
-
-    Attributes:
-        loss: of the window.
-        gradients: for each level one tensor per parameter, or None.
-        seconds: forward and backward of each level.
-        steps: of each level; of level 0 those that carry losses.
-    """
-
-    loss: Tensor
-    gradients: list[list[Tensor | None]]
-    seconds: list[float]
-    steps: list[int]
-
-
 def run_levels(
     task: Any, model: Any, carried: Carried, first: int, losses: int, cuts: Sequence[int]
-) -> Levels:
-    """Run one window and backpropagate it level by level, without factors."""
+) -> list[list[Tensor | None]]:
+    """Return what each level of a window adds to the gradient: one tensor or None per parameter."""
     x, y = task.train
     parameters = list(model.parameters())
     stop = min(first + losses, len(x))
     edges = sorted({carried.start(max(first - c, 0)) for c in cuts} | {first})
-    clock = time.process_time
-    passes, seconds = [], []
+    passes = []
     state = carried.states[edges[0]]
-    for a, b in zip(edges, [*edges[1:], stop], strict=True):
-        began = clock()
+    for a, b in pairwise([*edges, stop]):
         entering = map_state(lambda s: s.detach().requires_grad_(), state)
-        features, leaving = model.core(x[a:b], entering)
-        state = leaving
-        passes.append((entering, features, leaving))
-        seconds.append(clock() - began)
+        features, state = model.core(x[a:b], entering)
+        passes.append((entering, features, state))
     carried.put(stop, state)
     gradients: list[list[Tensor | None]] = []
     given: list[Tensor] | None = None
-    for i, (entering, features, leaving) in enumerate(reversed(passes)):
-        began = clock()
+    for entering, features, leaving in reversed(passes):
         wanted = [] if entering is None else parts_of(entering)
         if given is None:
-            loss = task.loss(model.head(features), y[first:stop])
-            outputs, received = [loss], None
+            outputs, received = [task.loss(model.head(features), y[first:stop])], None
         else:
             outputs, received = parts_of(leaving), given
         found = torch.autograd.grad(outputs, [*parameters, *wanted], received, allow_unused=True)
@@ -167,6 +143,4 @@ def run_levels(
             torch.zeros_like(w) if g is None else g
             for w, g in zip(wanted, found[len(parameters) :], strict=True)
         ]
-        seconds[len(passes) - 1 - i] += clock() - began
-    steps = [b - a for a, b in zip(edges, [*edges[1:], stop], strict=True)]
-    return Levels(loss.detach(), gradients, seconds[::-1], steps[::-1])
+    return gradients

@@ -1,7 +1,7 @@
 """How each method cuts the stream into windows. Every comparator in its authors' form.
 
-A method is made for one cell. `next_plan` says what the coming window is; methods that measure, or
-weigh levels, take the update over.
+A method is made for one cell. `next_plan` says what the coming window is. Methods that look at
+gradients by level, and the library's own loop, take the update over.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import adaptive_tbptt as at
 
-from .engine import Carried, Levels, Plan, run_levels, run_window
+from .engine import Carried, Plan, run_levels, run_window
 
 
 class Method:
@@ -58,12 +58,12 @@ def apply(task: Any, model: Any, optimizer: Any, rate: float = 1.0) -> None:
     optimizer.zero_grad()
 
 
-def add_up(model: Any, found: Levels, weights: Any) -> None:
+def add_up(model: Any, found: list[list[Tensor | None]], weights: Any) -> None:
     """Put the weighted sum of all levels into `.grad`."""
     for i, p in enumerate(model.parameters()):
         parts = [
             gradient[i] * float(w)
-            for gradient, w in zip(found.gradients, weights, strict=True)
+            for gradient, w in zip(found, weights, strict=True)
             if gradient[i] is not None
         ]
         # Contiguous: fused optimisers ignore the strides of a gradient.
@@ -169,71 +169,7 @@ class Coin(Method):
         return Plan(int(self.losses), self._cuts[:reached], self._factors[:reached])
 
 
-class ByLevel(Method):
-    """Shared by methods that look at each level's gradient: how far is drawn, weights 1 / P_j."""
-
-    def __init__(self, seed: int, losses: int, levels: tuple[int, ...]) -> None:
-        super().__init__(seed)
-        self.losses, self.reach = losses, losses * levels[-1]
-        self.cuts = tuple(losses * level for level in levels)
-        self.chances = np.ones(len(levels) + 1)
-
-    def look(self, found: Levels) -> None:
-        """Take note of what a window showed."""
-
-    def update(
-        self, task: Any, model: Any, optimizer: Any, carried: Carried, first: int, done: float
-    ) -> int:
-        """Draw how far back, add up the levels with their weights, step."""
-        draw = self.rng.random()
-        reached = int((draw < self.chances[1:]).sum())
-        losses = int(self.losses)
-        found = run_levels(task, model, carried, first, losses, self.cuts[:reached])
-        self.look(found)
-        add_up(model, found, 1.0 / self.chances[: len(found.gradients)])
-        apply(task, model, optimizer)
-        return min(first + losses, len(task.train[0]))
-
-
-class PerTensor(ByLevel):
-    """P_j from the second moment that a level has in the tensor where it matters most.
-
-    P_j = sqrt((v_j / c_j) / (v_0 / c_0)), v the running mean of a tensor's squared level gradient,
-    c measured processor time; the largest over tensors, at least `floor` / 2^j, not increasing.
-    """
-
-    def __init__(
-        self, seed: int, losses: int, levels: tuple[int, ...], floor: float = 0.25
-    ) -> None:
-        super().__init__(seed, losses, levels)
-        count = len(levels) + 1
-        self._floor = np.array([1.0, *(floor / 2**j for j in range(count - 1))])
-        self._squares: list[Any] = [None] * count
-        self._costs = np.zeros(count)
-        self._seen = np.zeros(count)
-
-    def look(self, found: Levels) -> None:
-        """Update the running means and the probabilities."""
-        for j, (gradient, seconds) in enumerate(zip(found.gradients, found.seconds, strict=True)):
-            squares = np.array([0.0 if g is None else float(g.square().sum()) for g in gradient])
-            self._seen[j] += 1
-            rate = max(0.02, 1.0 / self._seen[j])
-            if self._squares[j] is None:
-                self._squares[j], self._costs[j] = squares, seconds
-            self._squares[j] += rate * (squares - self._squares[j])
-            self._costs[j] += rate * (seconds - self._costs[j])
-        if self._seen[-1] < 8:  # run everything until every level was seen a few times
-            return
-        base = self._squares[0] / self._costs[0]
-        for j in range(1, len(self.chances)):
-            ratio = np.divide(
-                self._squares[j] / self._costs[j], base, out=np.zeros_like(base), where=base > 0
-            )
-            wanted = math.sqrt(float(ratio.max()))
-            self.chances[j] = min(max(wanted, self._floor[j]), 1.0, self.chances[j - 1])
-
-
-class Telescope(ByLevel):
+class Telescope(Method):
     """Randomised telescopes, Russian roulette (Beatson and Adams 2019).
 
     Horizons are powers of two. From running means of squared norms of the differences between
@@ -245,7 +181,10 @@ class Telescope(ByLevel):
     EVERY = 50
 
     def __init__(self, seed: int, losses: int, levels: tuple[int, ...]) -> None:
-        super().__init__(seed, losses, levels)
+        super().__init__(seed)
+        self.losses, self.reach = losses, losses * levels[-1]
+        self.cuts = tuple(losses * level for level in levels)
+        self.chances = np.ones(len(levels) + 1)
         self._all = (0, *self.cuts)
         self._norms: Any = None
         self._count = 0
@@ -264,10 +203,10 @@ class Telescope(ByLevel):
             len(self.cuts) if calibrate else max(j for j in self._nodes if draw < self.chances[j])
         )
         found = run_levels(task, model, carried, first, losses, self.cuts[:reached])
-        if calibrate and len(found.gradients) == len(self._all):
+        if calibrate and len(found) == len(self._all):
             self._calibrate(found)
         weights = np.ones(reached + 1) if calibrate else self._weights(reached)
-        add_up(model, found, weights[: len(found.gradients)])  # fewer near the data's start
+        add_up(model, found, weights[: len(found)])  # fewer near the data's start
         apply(task, model, optimizer)
         return min(first + losses, len(task.train[0]))
 
@@ -279,13 +218,13 @@ class Telescope(ByLevel):
             weights[level] = 1.0 / self.chances[node]
         return weights
 
-    def _calibrate(self, found: Levels) -> None:
+    def _calibrate(self, found: list[list[Tensor | None]]) -> None:
         count = len(self._all)
         norms = np.zeros((count, count))  # [i, j]: squared norm of levels i..j together
         for i in range(count):
-            total: list[Tensor | None] = [None] * len(found.gradients[0])
+            total: list[Tensor | None] = [None] * len(found[0])
             for j in range(i, count):
-                for n, g in enumerate(found.gradients[j]):
+                for n, g in enumerate(found[j]):
                     if g is not None:
                         total[n] = g if total[n] is None else total[n] + g
                 norms[i, j] = sum(float(g.square().sum()) for g in total if g is not None)
@@ -388,6 +327,4 @@ METHODS: dict[str, Callable[[int], Method]] = {
     "coin 35": lambda seed: Coin(seed, 35),
     "Unbiased, 10": lambda seed: Library(seed, lambda s: at.Unbiased(160, seed=s), 10),
     "Unbiased, 35": lambda seed: Library(seed, lambda s: at.Unbiased(140, seed=s), 35),
-    "tensor 10": lambda seed: PerTensor(seed, 10, (1, 2, 4, 8, 16)),
-    "tensor 35": lambda seed: PerTensor(seed, 35, (1, 2, 4)),
 }

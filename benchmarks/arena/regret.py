@@ -22,12 +22,21 @@ Cells = dict[str, dict[str, dict[int, Curve]]]
 
 
 def read_cells(out: Path, rate_seed: int) -> Cells:
-    """Return curves by task, method and seed, without those that chose the learning rate."""
+    """Return curves by task, method and seed, without those that chose the learning rate.
+
+    Times are divided by how much slower the machine was during that cell than during the task's
+    median one, by the reference window that every cell times again and again.
+    """
+    read = [json.loads(path.read_text()) for path in sorted((out / "cells").glob("*.json"))]
+    beats: Any = defaultdict(list)
+    for cell in read:
+        beats[cell["task"]].append(cell["reference"])
     found: Any = defaultdict(lambda: defaultdict(dict))
-    for path in sorted((out / "cells").glob("*.json")):
-        cell = json.loads(path.read_text())
+    for cell in read:
         if cell["seed"] != rate_seed:
-            found[cell["task"]][cell["method"]][cell["seed"]] = cell["curve"]
+            speed = median(beats[cell["task"]]) / cell["reference"]
+            curve = [[seconds * speed, n, loss] for seconds, n, loss in cell["curve"]]
+            found[cell["task"]][cell["method"]][cell["seed"]] = curve
     return found
 
 

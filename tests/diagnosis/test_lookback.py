@@ -341,6 +341,24 @@ class TestStreams:
         assert 3 < found.steps < 40
         assert (1, 64, 6) in model.heads  # one step of all end points
 
+    def test_separate_sequences_end_the_history_and_padding_does_not_count(self):
+        lengths = [12] * 40 + [5]
+        sequences = [(noise(n, 1, seed=i)[:, 0],) * 2 for i, n in enumerate(lengths)]
+        stream = at.SequenceStream.from_sequences(sequences, rows=3)
+        assert not stream.segment(0, len(stream)).present.all()
+        seen = []
+
+        def loss_fn(out, y):
+            seen.append(out.shape)
+            return F.mse_loss(out, y)
+
+        found = lookback(Leaky(), stream, loss_fn, longest=30)
+        changes = {row.steps: row.change for row in found.rows}
+        assert all(change < 1e-20 for steps, change in changes.items() if steps >= 12)
+        assert changes[8] > 0.01
+        assert found.steps in (10, 11)
+        assert any(shape[0] < 66 and shape[1] == 1 for shape in seen)  # without padded ones
+
     def test_a_complex_state_and_complex_outputs(self):
         class Oscillator(nn.Module):
             def forward(self, x, state):

@@ -44,9 +44,19 @@ def make(masked):
     return model, at.SequenceStream(x, y, resets)
 
 
-def train_own_loop(masked=False, epochs=2, wrapped=False, control=CONTROL):
+def make_sequences():
+    """The same model and sequences of different lengths in every process."""
+    model, stream = make(masked=False)
+    whole, lengths = stream.segment(0, STEPS), (90, 70, 41, 30, 25, 24, 7, 2)
+    data = [
+        (whole.inputs[:n, i % ROWS], whole.targets[:n, i % ROWS]) for i, n in enumerate(lengths)
+    ]
+    return model, at.SequenceStream.from_sequences(data, rows=4, shuffle=True)
+
+
+def train_own_loop(masked=False, epochs=2, wrapped=False, control=CONTROL, sequences=False):
     """Train in a person's own loop; return parameters, losses and the history of K."""
-    model, stream = make(masked)
+    model, stream = make_sequences() if sequences else make(masked)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, weight_decay=0.01)
     given = nn.parallel.DistributedDataParallel(model) if wrapped else model
     tbptt = at.AdaptiveTBPTT(given, Masked(), control, estimates_per_epoch=3, burn_in=4)
@@ -125,6 +135,17 @@ def test_two_processes_train_as_one_does(tmp_path, masked, control):
         tmp_path, 2, train_own_loop, masked=masked, wrapped=masked, control=control
     )
     assert len(set(ks)) > 1, "K never changed: the test shows nothing"
+    assert their_ks == ks
+    assert_close(theirs, parameters)
+    assert their_losses == pytest.approx(losses, rel=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::adaptive_tbptt.TruncationWarning")
+def test_two_processes_train_on_padded_rows_as_one_does(tmp_path):
+    """From step 65 on, the second process has nothing but padding."""
+    options = {"sequences": True, "control": MEASURED}
+    parameters, losses, ks = train_own_loop(**options)
+    theirs, their_losses, their_ks = on_ranks(tmp_path, 2, train_own_loop, **options)
     assert their_ks == ks
     assert_close(theirs, parameters)
     assert their_losses == pytest.approx(losses, rel=1e-9)

@@ -67,6 +67,32 @@ def test_many_interruptions_and_wrappers_resume_exactly_too(tmp_path):
     assert all(torch.equal(final(trainer)[k], expected[k]) for k in expected)
 
 
+def test_shuffled_sequences_resume_exactly_too(tmp_path):
+    _, valid = streams()
+    g = torch.Generator().manual_seed(5)
+    data = [torch.randn(n, 3, generator=g) for n in (30, 21, 15, 14, 9, 8, 3, 2)]
+
+    def fit(folder, stop=None):
+        pairs = [(x, x.roll(1, 0)[:, :2]) for x in data]
+        train = at.SequenceStream.from_sequences(pairs, rows=3, shuffle=True)
+        assert train.segment(0, train.length).present is not None
+        trainer = build(folder, controller=at.FixedTruncation(4))
+        if stop:
+            StopAt(trainer, stop)
+        trainer.fit(train, valid, epochs=3, resume=True)
+        return final(trainer), train.state_dict(), trainer.updates
+
+    expected, state, total = fit(tmp_path / "whole")
+    assert state["epoch"] == 3
+    each = total // 3
+    for stop in (each - 1, each, 2 * each + 2):  # before, at and after the end of an epoch
+        with pytest.raises(KeyboardInterrupt):
+            fit(tmp_path / str(stop), stop)
+        found, again, _ = fit(tmp_path / str(stop))
+        assert all(torch.equal(found[k], expected[k]) for k in expected), stop
+        assert again == state
+
+
 def test_a_stream_of_chunks_resumes_exactly_too(tmp_path):
     train, valid = streams()
     chunks = [train.segment(a, a + 15)[:2] for a in range(0, STEPS, 15)]

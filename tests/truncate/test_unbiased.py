@@ -1,6 +1,5 @@
 """`Unbiased`: a context that is drawn and weighted, so that on average nothing is cut."""
 
-import random
 from itertools import pairwise
 
 import numpy as np
@@ -21,23 +20,10 @@ def outcomes(rule, losses):
             yield context, (p + q) / 2, p - q
 
 
-class Fixed(random.Random):
-    """A generator whose next number is given."""
-
-    number = 0.0
-
-    def random(self):
-        return Fixed.number
-
-
 @pytest.fixture
 def drawn(monkeypatch):
-    monkeypatch.setattr(unbiased.random, "Random", Fixed)
-
-    def draw(number):
-        Fixed.number = number
-
-    return draw
+    """Set the number that every window draws."""
+    return lambda number: monkeypatch.setattr(unbiased, "draw", lambda seed, window: number)
 
 
 class Residual(nn.Module):
@@ -124,11 +110,25 @@ def test_draws_come_as_often_as_they_should_and_depend_on_seed_and_step_alone():
     state = rule.init()
     found = [rule.context(state, 10, 10 * i).k for i in range(4000)]
     for context, chance in rule.levels(10):
-        assert np.mean([k >= context for k in found]) == pytest.approx(chance, abs=0.03)
-    assert np.mean(found) == pytest.approx(rule.expected_context(10), rel=0.08)
+        assert np.mean([k >= context for k in found]) == pytest.approx(chance, abs=0.002)
+    assert np.mean(found) == pytest.approx(rule.expected_context(10), rel=0.01)
     assert found == [rule.context(state, 10, 10 * i).k for i in range(4000)]
     other = at.Unbiased(40, seed=1)
     assert found != [other.context(state, 10, 10 * i).k for i in range(4000)]
+
+
+@pytest.mark.parametrize("period", [2, 3, 5, 8, 21])
+def test_data_that_repeat_see_every_level_as_often(period):
+    for first in range(period):
+        numbers = [unbiased.draw(0, window) for window in range(first, 2000, period)]
+        for chance in (0.5, 0.125):
+            assert np.mean(np.array(numbers) < chance) == pytest.approx(chance, abs=0.05)
+
+
+def test_each_draw_is_uniform_over_seeds():
+    for window in (0, 1, 7, 1000):
+        numbers = np.sort([unbiased.draw(seed, window) for seed in range(1000)])
+        assert np.abs(numbers - np.linspace(0, 1, 1000)).max() < 0.06  # Kolmogorov-Smirnov, 0.1 %
 
 
 def test_a_window_says_how_far_it_looked_and_with_which_factors(drawn):

@@ -2,10 +2,13 @@
 
 from .chunks import ChunkStream
 from .nest import leaves, map_leaves
-from .stream import Segment, SequenceStream, Stream
+from .padding import Padded
+from .segment import Segment
+from .stream import SequenceStream, Stream
 
 __all__ = [
     "ChunkStream",
+    "Padded",
     "Segment",
     "SequenceStream",
     "Stream",

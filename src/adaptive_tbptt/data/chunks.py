@@ -15,7 +15,9 @@ from torch.utils.data import (
 )
 
 from .nest import map_leaves
-from .stream import Segment, Stream, time_first, warn_of_other_data
+from .padding import as_padded
+from .segment import Segment, time_first
+from .stream import Stream, warn_of_other_data
 
 Chunks = Iterable[Any]
 END = object()  # of a source; None would be a chunk that is wrong
@@ -223,5 +225,7 @@ def _join(parts: list[Segment]) -> Segment:
             else part
             for part in parts
         ]
+    if any(part.present is not None for part in parts):
+        parts = [part._replace(targets=as_padded(part.targets)) for part in parts]
     joined: Segment = map_leaves(lambda *x: torch.cat(x), *parts)
     return joined

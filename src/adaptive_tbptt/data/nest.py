@@ -97,6 +97,11 @@ def named_leaves(nest: State, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
         yield from named_leaves(value, f"{prefix}.{key}" if prefix else str(key))
 
 
+def leaf_label(name: str) -> str:
+    """Return how an error names a leaf of `named_leaves`; a nest of one tensor needs no name."""
+    return "" if name == "state" else f" (leaf '{name}')"
+
+
 def leaves(nest: State) -> list[Tensor]:
     """Return the tensor leaves of `nest`, in order."""
     if isinstance(nest, Tensor):

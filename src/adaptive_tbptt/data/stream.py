@@ -1,113 +1,20 @@
-"""Long sequences, time first: segments of them, and streams that a training loop reads."""
+"""Streams: long sequences, time first, that a training loop reads."""
 
 from __future__ import annotations
 
 import warnings
-import zlib
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .nest import Nest, leaves, map_leaves, named_leaves, slice_steps, swap_time_and_batch
-
-
-class Segment(NamedTuple):
-    """Consecutive steps of every row, time first.
-
-    Attributes:
-        inputs: a tensor, or a nest of tensors, `(time, batch, ...)`.
-        targets: of the same time and batch.
-        resets: `(time, batch)` boolean, true where a row starts a new sequence; None for no reset.
-    """
-
-    inputs: Nest
-    targets: Nest
-    resets: Tensor | None = None
-
-    @property
-    def steps(self) -> int:
-        """Number of steps."""
-        return self._first.shape[0]
-
-    @property
-    def rows(self) -> int:
-        """Number of rows (the batch size)."""
-        return self._first.shape[1]
-
-    @property
-    def _first(self) -> Tensor:
-        return self.inputs if isinstance(self.inputs, Tensor) else leaves(self.inputs)[0]
-
-    @property
-    def digest(self) -> int:
-        """A checksum of up to 64 steps, to tell these data from others of the same size."""
-        steps = torch.linspace(0, self.steps - 1, min(self.steps, 64), dtype=torch.float64).long()
-        found = 0
-        for leaf in leaves(self):
-            part = leaf.detach()[steps.to(leaf.device)].cpu().contiguous()
-            found = zlib.crc32(part.flatten().view(torch.uint8).numpy().data, found)
-        return found
-
-    def between(self, start: int, stop: int) -> Segment:
-        """Cut out steps `start` to `stop`."""
-        inputs = slice_steps(self.inputs, start, stop)
-        targets = slice_steps(self.targets, start, stop)
-        return Segment(inputs, targets, None if self.resets is None else self.resets[start:stop])
-
-    def shifted(self, steps: int, generator: torch.Generator | None) -> Segment:
-        """Cut `steps` consecutive steps out of every row, each row at its own random offset."""
-        length, rows = self._first.shape[:2]
-        if not 1 <= steps <= length:
-            raise ValueError(
-                f"a segment of {steps} steps does not fit into a stream of {length}; "
-                "measure fewer lags or give more data"
-            )
-        offsets = torch.randint(length - steps + 1, (rows,), generator=generator)
-        index, columns = offsets + torch.arange(steps)[:, None], torch.arange(rows)
-        shifted: Segment = map_leaves(
-            lambda leaf: leaf[index.to(leaf.device), columns.to(leaf.device)], self
-        )
-        return shifted
-
-
-def time_first(
-    inputs: Nest, targets: Nest, resets: Tensor | None = None, *, batch_first: bool = False
-) -> Segment:
-    """Turn data of either layout into a segment; refuse parts whose shapes do not match."""
-    for name, nest in {"inputs": inputs, "targets": targets, "resets": resets}.items():
-        if nest is not None and not leaves(nest):
-            raise TypeError(
-                f"{name} must be a tensor or a nest of tensors, got {type(nest).__name__}"
-            )
-        for leaf in leaves(nest):
-            if leaf.dim() < 2:
-                raise ValueError(
-                    f"{name} must be (time, batch, ...), got shape {tuple(leaf.shape)}"
-                )
-            if leaf.shape[:2] != leaves(inputs)[0].shape[:2]:
-                raise ValueError(
-                    f"{name} have (time, batch) = {tuple(leaf.shape[:2])}, the inputs "
-                    f"{tuple(leaves(inputs)[0].shape[:2])}: every step of every row needs both"
-                )
-    segment = Segment(inputs, targets, resets)
-    if batch_first:
-        segment = swap_time_and_batch(segment)
-    if segment.steps == 0 or segment.rows == 0:
-        raise ValueError("a stream needs at least one step and one row")
-    if segment.resets is not None and segment.resets.dtype != torch.bool:
-        raise TypeError(f"resets must be boolean, got {segment.resets.dtype}")
-    return segment
-
-
-def check_finite(inputs: Nest, what: str = "the inputs") -> None:
-    """Refuse NaN and infinity, naming the first step that has one."""
-    for name, leaf in named_leaves(inputs):
-        if leaf.is_floating_point() and not torch.isfinite(leaf).all():
-            bad = ~torch.isfinite(leaf).flatten(1).all(dim=1)
-            where = "" if name == "state" else f" (leaf '{name}')"
-            raise ValueError(f"{what} are NaN or infinite at step {int(bad.nonzero()[0])}{where}")
+from .nest import Nest
+from .reading import read_sequences
+from .segment import Segment, time_first
+from .sequences import LaidOut
+from .series import cut_series
 
 
 class Stream(ABC):
@@ -162,6 +69,10 @@ class Stream(ABC):
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go back to a saved cursor; refuse that of other data if the difference shows."""
 
+    def next_epoch(self) -> None:
+        """Go back to the first step; a stream that shuffles takes a new order."""
+        self.rewind()
+
     def forget(self, before: int) -> None:
         """Announce that `segment` will not be called for steps before this one again."""
         del before
@@ -202,6 +113,8 @@ def warn_of_other_data(saved: dict[str, Any], digest: int) -> None:
 class SequenceStream(Stream):
     """`(time, batch, ...)` tensors read in order; rows are independent of each other.
 
+    `from_sequences` takes sequences of any lengths, `from_series` cuts one long series into rows.
+
     Args:
         inputs: a tensor, or a nest of tensors, `(time, batch, ...)`.
         targets: of the same time and batch.
@@ -220,6 +133,7 @@ class SequenceStream(Stream):
 
     rows: int = 0  # plain attributes in place of the abstract properties: every window reads them
     length: int = 0
+    _laid: LaidOut | None = None  # set by `from_sequences`
 
     def __init__(
         self,
@@ -229,9 +143,96 @@ class SequenceStream(Stream):
         *,
         batch_first: bool = False,
     ) -> None:
-        self._all = time_first(inputs, targets, resets, batch_first=batch_first)
-        self.length, self.rows = self._all.steps, self._all.rows
+        self._hold(time_first(inputs, targets, resets, batch_first=batch_first))
+
+    @classmethod
+    def from_sequences(
+        cls,
+        sequences: Iterable[Any],
+        rows: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        static_once: bool = False,
+    ) -> SequenceStream:
+        """Lay out sequences of any lengths in rows, with a reset before each.
+
+        Each sequence, from the longest to the shortest, goes to the row that is shortest so far.
+        Padding fills the ends of the rows, and never reaches `loss_fn`: see `Padded`.
+
+        Args:
+            sequences: a list of `(inputs, targets)` or `(inputs, targets, static)`, one per
+                sequence, or a map-style `Dataset` of such. Inputs and targets are nests of
+                `(time, ...)` tensors or NumPy arrays; static is a nest of leaves without time. Or a
+                pair of `PackedSequence`.
+            rows: number of rows (the batch size), at most the number of sequences.
+            shuffle: whether every epoch has an order of its own. It depends on the seed and the
+                number of the epoch alone, so a resumed run goes on exactly.
+            seed: of the order.
+            static_once: static inputs are zero after a sequence's first step. Otherwise the model
+                sees them at every step. They are further features of inputs `(time, features)`, or
+                the entry `"static"` of inputs that are a dict.
+
+        Choosing `rows`: few rows make long ones with little padding, many run faster. Have several
+        times as many sequences as rows.
+
+        >>> lengths = 5, 3, 2, 2
+        >>> sequences = [(torch.ones(n, 3), torch.zeros(n)) for n in lengths]
+        >>> stream = SequenceStream.from_sequences(sequences, rows=2)
+        >>> stream.rows, len(stream), stream.read(7).present.sum()
+        (2, 7, tensor(12))
+        """
+        if seed < 0:
+            raise ValueError(f"seed must not be negative, got {seed}")
+        data, drawn = read_sequences(sequences), seed if shuffle else None
+        stream = cls.__new__(cls)
+        stream._lay_out(LaidOut(data, rows, seed=drawn, epoch=0, static_once=static_once))
+        return stream
+
+    @classmethod
+    def from_series(
+        cls, series: Any, targets: Any = None, *, rows: int = 1, horizon: int | None = None
+    ) -> SequenceStream:
+        """Cut one long series into `rows` rows, which follow one another in time.
+
+        Without targets, the stream forecasts: the target of step t is the series at t + horizon.
+        The last `horizon` steps have no target and are left out. All others are used: the rows'
+        lengths differ by at most one step, filled up by padding.
+
+        Args:
+            series: `(time,)` or `(time, features)`: a NumPy array, a tensor, or a pandas table or
+                column. The model sees `(time, rows, features)`; a tensor of integers, such as
+                tokens, keeps its shape.
+            targets: of the same steps; None for the series itself.
+            rows: number of rows (the batch size).
+            horizon: how many steps ahead the targets lie; None is 1 without targets, else 0.
+
+        Choosing `rows`: every row starts from the initial state, so let a row be many times as long
+        as the memory that you expect. More rows run faster.
+
+        >>> stream = SequenceStream.from_series(torch.arange(9.0), rows=2)
+        >>> part = stream.read(4)
+        >>> part.inputs[..., 0].T, part.targets[..., 0].T
+        (tensor([[0., 1., 2., 3.],
+                [4., 5., 6., 7.]]), tensor([[1., 2., 3., 4.],
+                [5., 6., 7., 8.]]))
+        """
+        return cls.from_sequences(cut_series(series, targets, rows, horizon), rows)
+
+    def _hold(self, data: Segment | LaidOut) -> None:
+        self._all, self.length, self.rows = data, data.steps, data.rows
         self._digest: int | None = None
+
+    def _lay_out(self, laid: LaidOut) -> None:
+        self._laid = laid
+        self._hold(laid)
+
+    @property
+    def _order(self) -> dict[str, int]:
+        """What decides on the order of a shuffled stream."""
+        if self._laid is None or self._laid.seed is None:
+            return {}
+        return {"seed": self._laid.seed, "epoch": self._laid.epoch}
 
     def __len__(self) -> int:
         """Return the number of steps of each row."""
@@ -254,15 +255,25 @@ class SequenceStream(Stream):
         return self._all.between(self.cursor, self.available(self.cursor + steps))
 
     def rewind(self) -> None:
-        """Go back to the first step."""
+        """Go back to the first step, in the same order."""
         self.cursor = 0
+
+    def next_epoch(self) -> None:
+        """Go back to the first step; a stream that shuffles takes a new order."""
+        self.rewind()
+        if self._laid is not None:
+            self._go_to_epoch(self._laid.epoch + 1)
+
+    def _go_to_epoch(self, epoch: int) -> None:
+        if self._laid is not None and self._laid.epoch != epoch:
+            self._lay_out(self._laid.of_epoch(epoch))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the cursor, with the size and a checksum of the data it belongs to."""
         if self._digest is None:
             self._digest = self._all.digest
         size = {"length": self.length, "rows": self.rows}
-        return {"cursor": self.cursor, **size, "digest": self._digest}
+        return {"cursor": self.cursor, **size, **self._order, "digest": self._digest}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go back to a saved cursor; refuse data of another size, warn of other data."""
@@ -271,6 +282,12 @@ class SequenceStream(Stream):
                 f"the saved stream has {saved['length']} steps of {saved['rows']} rows, this one "
                 f"{self.length} of {self.rows}"
             )
+        if saved.get("seed") != self._order.get("seed"):
+            raise ValueError(
+                f"the saved stream was shuffled with seed {saved.get('seed')}, this one with "
+                f"{self._order.get('seed')} (None: not shuffled): give it the same shuffle and seed"
+            )
+        self._go_to_epoch(saved.get("epoch", 0))
         self._digest = self._all.digest
         warn_of_other_data(saved, self._digest)
         self.cursor = int(saved["cursor"])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .._torch.preserve_model import measuring
 from ..data.nest import State
-from ..data.stream import Segment
+from ..data.segment import Segment
 from ..loop.window_pass import window_forward
 from ..measure.sampling import Source, trained_parameters
 from ..model.objective import Objective

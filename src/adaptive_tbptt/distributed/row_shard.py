@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from ..data.nest import map_leaves
-from ..data.stream import Segment, Stream
+from ..data.segment import Segment
+from ..data.stream import Stream
 
 
 class RowShard(Stream):
@@ -70,6 +71,10 @@ class RowShard(Stream):
     def rewind(self) -> None:
         """Go back to the first step."""
         self.whole.rewind()
+
+    def next_epoch(self) -> None:
+        """Go back to the first step, in the order of the next epoch."""
+        self.whole.next_epoch()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the whole stream."""

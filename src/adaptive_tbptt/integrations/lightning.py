@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 from .._torch.number_formats import flushed_denormals
 from ..data.chunks import ChunkStream, shuffles
-from ..data.stream import Segment, time_first
+from ..data.segment import Segment, time_first
 from ..loop.adaptive import AdaptiveTBPTT
 from ..loop.clipping import Clip
 from ..loop.step_scale import Rule, StepScale

@@ -344,7 +344,7 @@ class AdaptiveTBPTT:
             window = Window(span, self.objective, stream, self._carried, self._tally, self.ranks)
             yield window
             window.pass_on()
-        stream.rewind()
+        stream.next_epoch()
 
     def _next_span(self, stream: Stream) -> Span:
         """Return the span of the window at the stream's cursor."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .._torch.number_formats import forget_casts
 from ..data.nest import State, detach, leaves, slice_steps
-from ..data.stream import Segment
+from ..data.segment import Segment
 from ..model.objective import Objective
 from ..model.running import Piece, run_pieces
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .._torch.number_formats import autocast_format, wide
 from .._torch.preserve_model import random_state_of, restore_random_state
 from ..data.nest import Nest, State, leaves, map_leaves, rows_of, slice_steps
-from ..data.stream import Segment
+from ..data.segment import Segment
 from ..estimate.lag_profile import LagProfile
 from ..model.objective import CountLosses
 from ..model.recurrent import Recurrent

@@ -10,7 +10,8 @@ from itertools import islice
 import torch
 
 from ..data.nest import Nest, State, join_rows, map_leaves, slice_steps
-from ..data.stream import Segment, Stream
+from ..data.segment import Segment
+from ..data.stream import Stream
 from ..errors import require_whole
 from ..model.objective import Objective
 from ..model.recurrent import Recurrent

@@ -26,7 +26,7 @@ from ..data.nest import (
     select_rows,
     steps_of,
 )
-from ..data.stream import Segment
+from ..data.segment import Segment
 from ..model.recurrent import Recurrent
 from .gates import SublayerPass, run_sublayer
 from .passes import Pass, StepPass

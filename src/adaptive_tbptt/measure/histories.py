@@ -22,7 +22,7 @@ from ..data.nest import (
     named_leaves,
     select_rows,
 )
-from ..data.stream import Segment, check_finite
+from ..data.segment import Segment, check_finite
 from ..estimate.history_curve import HistorySums, PartSums
 from ..model.objective import Objective
 from ..model.recurrent import Recurrent

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .._torch.number_formats import autocast_format, no_autocast
 from .._torch.preserve_model import measuring
 from ..data.nest import Nest, State, as_real, leaves, map_leaves, rows_of, with_gradients
-from ..data.stream import Segment, check_finite, time_first
+from ..data.segment import Segment, check_finite, time_first
 from ..estimate.lag_profile import LagProfile
 from ..model.objective import CountLosses, Objective
 from ..model.recurrent import LossFn, Recurrent

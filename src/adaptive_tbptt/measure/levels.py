@@ -24,7 +24,7 @@ from torch import Tensor
 from .._torch.number_formats import autocast_format, no_autocast
 from .._torch.preserve_model import random_state_of, restore_random_state
 from ..data.nest import State, leaves, map_leaves
-from ..data.stream import Segment
+from ..data.segment import Segment
 from ..model.objective import Objective
 from ..model.running import Piece, run_pieces
 from .passes import HELD_STEPS, Replay, as_variable

@@ -11,7 +11,7 @@ from torch import Tensor
 from .._torch.number_formats import forget_casts, no_autocast
 from .._torch.preserve_model import RandomState, random_state_of, restore_random_state
 from ..data.nest import State, detach, leaves, map_leaves, with_gradients
-from ..data.stream import Segment
+from ..data.segment import Segment
 from ..model.recurrent import Recurrent
 from ..model.running import unroll
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from .._torch.preserve_model import measuring, preserve
 from ..data.nest import detach, slice_steps
-from ..data.stream import Segment, Stream, check_finite
+from ..data.segment import Segment, check_finite
+from ..data.stream import Stream
 from ..estimate.lag_profile import LagProfile
 from ..estimate.level_sums import LevelSums
 from ..model.objective import Objective

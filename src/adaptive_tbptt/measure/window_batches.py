@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..data.nest import Nest, leaves, map_leaves, slice_steps
-from ..data.stream import Segment, time_first
+from ..data.segment import Segment, time_first
 from ..model.recurrent import Recurrent
 from .end_points import COLUMNS, EndPoints, run
 

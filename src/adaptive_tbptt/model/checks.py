@@ -19,7 +19,8 @@ from .._torch.compiling import eager
 from .._torch.number_formats import autocast_format, wide
 from .._torch.preserve_model import preserve
 from ..data.nest import Nest, leaves, map_leaves, slice_steps, steps_of, swap_time_and_batch
-from ..data.stream import Segment, SequenceStream, Stream
+from ..data.segment import Segment
+from ..data.stream import SequenceStream, Stream
 from .objective import CountLosses, Objective
 from .recurrent import LossFn, Recurrent
 from .running import run_pieces

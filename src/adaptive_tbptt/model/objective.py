@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .._torch.compiling import plain
 from ..data.nest import Nest, leaves, map_leaves, rows_of, slice_steps, swap_time_and_batch
+from ..data.padding import drop_padding, without_padding
 from .recurrent import LossFn, Recurrent, as_recurrent
 from .running import Piece
 
@@ -48,7 +49,7 @@ class Objective:
                 "batch, so that windows of any length weigh the same"
             )
         recurrent = as_recurrent(model, batch_first=batch_first, state_batch_dim=state_batch_dim)
-        return Objective(recurrent, loss_fn, count_losses or default_count(loss_fn))
+        return Objective(recurrent, loss_fn, of_present(count_losses or default_count(loss_fn)))
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -67,7 +68,8 @@ class Objective:
         return self.loss_of(recurrent.head(features), recurrent.place(targets))
 
     def loss_of(self, outputs: Any, targets: Nest) -> Tensor:
-        """Evaluate the loss; time-first targets are turned into the layout of the model."""
+        """Evaluate the loss of all steps but padding; targets are time first."""
+        outputs, targets = drop_padding(outputs, targets, self.recurrent.batch_first)
         if self.recurrent.batch_first:
             targets = swap_time_and_batch(targets)
         value = self.loss_fn(outputs, targets)
@@ -109,6 +111,16 @@ class Objective:
                 counts.append(count)
         shares = [count / sum(counts) for count in counts]
         return torch.stack([v * share for v, share in zip(values, shares, strict=True)]).sum()
+
+
+def of_present(count_losses: CountLosses) -> CountLosses:
+    """Return the same rule for targets that may be padded: it sees those of present steps."""
+
+    def count(targets: Nest) -> float:
+        kept = without_padding(targets)
+        return count_losses(kept) if leaves(kept)[0].numel() else 0.0
+
+    return count
 
 
 def default_count(loss_fn: LossFn) -> CountLosses:

@@ -12,7 +12,7 @@ from torch import Tensor
 from .._torch.compiling import eager
 from .._torch.number_formats import forget_casts
 from ..data.nest import Nest, State, detach, map_leaves, reset_rows, slice_steps, steps_of
-from ..data.stream import Segment
+from ..data.segment import Segment
 from .recurrent import Recurrent
 
 

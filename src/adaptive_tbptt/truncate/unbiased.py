@@ -13,6 +13,7 @@ slightly older parameters, as in every loop that carries its state.
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,6 +23,18 @@ from .. import defaults
 from ..errors import require_whole
 from ..measure.sampling import Evidence
 from .controller import Context, Controller, TruncationState
+
+GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+def draw(seed: int, window: float) -> float:
+    """Return a number in [0, 1): uniform over seeds, and spread evenly over windows.
+
+    Numbers are spaced by the golden ratio from a random start. Independent numbers would leave gaps
+    between the windows that run a rare level, and the noise of those gaps. Every n-th number is as
+    evenly spread, so data that repeat every n windows see every level.
+    """
+    return (random.Random(seed).random() + window * GOLDEN) % 1.0
 
 
 @dataclass(frozen=True)
@@ -77,7 +90,7 @@ class Unbiased(Controller):
     def context(self, state: TruncationState, losses: int, step: int) -> Context:
         """Draw the context of this window, and the factor at the younger end of each level."""
         # One number decides all levels, so that a level runs only with those before it.
-        drawn = random.Random(f"{self.seed} {step}").random()
+        drawn = draw(self.seed, step / losses)
         levels = ((0, 1.0), *self.levels(losses))
         run = [level for level in levels if drawn < level[1]]
         factors = tuple((c, p / q) for (c, p), (_, q) in pairwise(run) if p != q)

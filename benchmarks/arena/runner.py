@@ -1,0 +1,83 @@
+"""Which cells there are, and running them: in local processes, or on a Ray cluster."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from .cell import run
+from .methods import METHODS
+from .tasks import HELD_BACK, TASKS
+
+RATE_SEED = 100  # chooses the learning rate; its cells do not count
+
+
+class Job(NamedTuple):
+    """A cell to run."""
+
+    task: str
+    method: str
+    rate: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The name of its file."""
+        method = "-".join("".join(c if c.isalnum() else " " for c in self.method).split())
+        return f"{self.task}--{method}--{self.rate:.3g}--{self.seed}.json"
+
+
+def rates_of(task: str, method: str) -> list[float]:
+    """Return the three learning rates of a method on a task."""
+    return {**TASKS, **HELD_BACK}[task].rates(METHODS[method](0).losses)
+
+
+def best_rate(out: Path, task: str, method: str) -> float | None:
+    """Return the rate whose run on the rate seed ended lowest; None where runs are missing."""
+    ends = {}
+    for rate in rates_of(task, method):
+        path = out / "cells" / Job(task, method, rate, RATE_SEED).name
+        if not path.exists():
+            return None
+        curve = json.loads(path.read_text())["curve"]
+        tail = [value for _, _, value in curve[-3:]]
+        ends[rate] = sum(tail) / len(tail)
+    return min(ends, key=lambda rate: (ends[rate] != ends[rate], ends[rate]))
+
+
+def finish(job: Job, out: Path, commit: str) -> str:
+    """Run a cell unless it is there; return a line about it."""
+    path = out / "cells" / job.name
+    if path.exists():
+        return f"{job.name}: there"
+    share = 0.5 if job.seed == RATE_SEED else 1.0  # targets are set at half the budget
+    found = run(*job, share=share)
+    found["commit"] = commit
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(found) + "\n")
+    partial.replace(path)
+    return f"{job.name}: {found['curve'][-1][2]:.4f} after {found['updates']} updates"
+
+
+def run_local(todo: Iterable[Job], out: Path, commit: str, processes: int) -> None:
+    """Run cells in local processes."""
+    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=1) as pool:
+        found = [pool.apply_async(finish, (job, out, commit)) for job in todo]
+        for i, one in enumerate(found):
+            print(f"[{i + 1}/{len(found)}] {one.get()}", flush=True)
+
+
+def run_ray(todo: Iterable[Job], out: Path, commit: str) -> None:
+    """Run cells on a Ray cluster whose machines share the results folder."""
+    import ray
+
+    ray.init(address="auto")
+    remote = ray.remote(num_cpus=1)(finish)
+    waiting = [remote.remote(job, out.resolve(), commit) for job in todo]
+    while waiting:
+        (done,), waiting = ray.wait(waiting)
+        print(ray.get(done), flush=True)
