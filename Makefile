@@ -37,6 +37,7 @@ docs: $(READY)  ## build the documentation into site/; nothing is fetched from t
 figures: $(READY)  ## run the tutorials again and draw the pictures of the documentation
 	OMP_NUM_THREADS=1 $(BIN)/python tools/adapting_figure.py
 	OMP_NUM_THREADS=1 $(BIN)/python tools/run_tutorials.py
+	OMP_NUM_THREADS=1 $(BIN)/python examples/rainfall_runoff.py --out docs/img
 
 bench: $(READY)  ## time contenders side by side; on a quiet machine
 	$(BIN)/python benchmarks/speed.py --size copy --size ptb-small --size ptb --sweeps --out benchmarks/results/speed

@@ -34,6 +34,9 @@ def no_data():
 
 def chunks():
     return *make()[:2], at.ChunkStream([make()[2]])
+
+def windows():
+    return *make()[:2], [make()[2]]
 """
 
 
@@ -59,6 +62,24 @@ def test_a_model_of_ones_own(mine):
     assert "No module named" in call("diagnose", "nothere:make", code=2)
     assert "at least 6 segments" in call("diagnose", "mine:make", "--segments", "2", code=2)
     assert "neither a run folder" in call("diagnose", "nowhere", code=2)
+
+
+def test_the_history_that_a_model_of_ones_own_needs(mine):
+    text = call("lookback", "mine:make", "--longest", "40")
+    assert "against those after the full history" in text
+    assert "of history are enough" in text
+    assert (mine / "lookback.png").exists()
+    assert "against those after windows of 200 steps" in call("lookback", "mine:windows")
+    short = call(
+        "lookback", "mine:chunks", "--longest", "1", "--tolerance", "1e-6", "--out", "a.png"
+    )
+    assert "No history up to 1 step is enough" in short
+    assert (mine / "a.png").exists()
+    assert "tolerance must be in (0, 1)" in call(
+        "lookback", "mine:make", "--tolerance", "2", code=2
+    )
+    assert "expected a stream or a pair" in call("lookback", "mine:no_data", code=2)
+    assert "expected a stream or a pair" in call("diagnose", "mine:windows", code=2)
 
 
 @pytest.mark.filterwarnings("ignore::adaptive_tbptt.TruncationWarning")
@@ -131,6 +152,9 @@ def test_a_run_folder_is_opened_by_the_package_that_knows_it(registered, tmp_pat
     assert "against 12 steps of context" in call(
         "diagnose", str(tmp_path), "--out", figure, "--segments", "8", "--lags", "12"
     )
+    text = call("lookback", str(tmp_path), "--seconds", "0", "--out", figure)
+    assert "of history are enough" in text
+    assert "split must be one of" in call("lookback", str(tmp_path), "--split", "test", code=2)
     text = call("check-bias", str(tmp_path), "--segments", "8")
     assert "truncated at K, epoch 7: K=4" in text
     assert "training windows of 8 losses" in text
@@ -175,7 +199,7 @@ def test_debug_gives_the_traceback():
 
 def test_help_shows_examples_and_unknown_commands_are_named():
     text = call("--help")
-    for word in ("atbptt diagnose mymodule:factory", "check-bias", "report"):
+    for word in ("atbptt diagnose mymodule:factory", "lookback", "check-bias", "report"):
         assert word in text
     assert "No such command" in call("train", code=2)
     assert "No such option" in call("diagnose", "mine:make", "--window", "3", code=2)

@@ -161,7 +161,17 @@ def test_looking_at_a_model_gives_the_same():
         found = at.check_bias(net, F.mse_loss, stream, [1, 3], lags=20, segments=96)
         loop = at.diagnose(net, F.mse_loss, stream, losses=5, lags=20, segments=64, show=False)
         biases = [bias.relative for bias in found] + [row.bias for row in loop.rows[:3]]
-        return [at.evaluate(net, F.mse_loss, stream), *biases]
+        needed = at.lookback(net, F.mse_loss, stream, longest=20, start=torch.ones(1, 1, 4))
+        changes = [value for row in needed.rows[:4] for value in (row.change, row.loss)]
+        return [at.evaluate(net, F.mse_loss, stream), *biases, *changes]
+
+    same(work)
+
+
+def test_independent_windows_give_the_same():
+    def work(device):
+        found = at.lookback(model("lstm", device), F.mse_loss, [data()] * 4)
+        return [value for row in found.rows[:4] for value in (row.change, row.loss)]
 
     same(work)
 

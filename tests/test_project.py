@@ -19,6 +19,7 @@ EXAMPLES = {
     "lightning_module.py": ["--epochs", "1"],
     "mixed_precision.py": ["--epochs", "1"],
     "own_loop.py": ["--epochs", "1"],
+    "rainfall_runoff.py": ["--epochs", "1"],
     "sequences.py": ["--epochs", "1"],
     "recurrent_ppo.py": ["--iterations", "4"],
     "state_space.py": ["--epochs", "1"],

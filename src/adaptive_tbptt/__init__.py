@@ -2,7 +2,7 @@
 
 from . import data, diagnosis, distributed, estimate, loop, measure, model, train, truncate
 from .data import ChunkStream, SequenceStream
-from .diagnosis import check_bias, diagnose
+from .diagnosis import check_bias, diagnose, lookback
 from .errors import TruncationWarning
 from .estimate import bias_bound, choose_truncation, fit_decay
 from .loop import AdaptiveTBPTT, StepScale, evaluate
@@ -32,6 +32,7 @@ __all__ = [
     "estimate",
     "evaluate",
     "fit_decay",
+    "lookback",
     "loop",
     "measure",
     "model",

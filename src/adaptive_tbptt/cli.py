@@ -19,9 +19,10 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    help="Which truncation length does a recurrent model need, and was the promised bias kept?",
-    epilog="Examples: `atbptt diagnose mymodule:factory`, `atbptt check-bias runs/copy-delta-0.1`, "
-    "`atbptt report runs/copy-delta-0.1`",
+    help="Which truncation length does a recurrent model need, how much history do its predictions "
+    "need, and was the promised bias kept?",
+    epilog="Examples: `atbptt diagnose mymodule:factory`, `atbptt lookback mymodule:factory`, "
+    "`atbptt check-bias runs/copy-delta-0.1`, `atbptt report runs/copy-delta-0.1`",
 )
 Target = Annotated[
     str,
@@ -81,6 +82,42 @@ def diagnose(
         segments=segments,
         bound=bound,
         sampling=Sampling(burn_in=found.burn_in, seed=found.seed),
+    )
+    OUT.print(str(report), highlight=False, markup=False, soft_wrap=True)
+    report.figure(out)
+    OUT.print(f"\npicture: {out}", highlight=False)
+
+
+@app.command(
+    epilog="Examples: `atbptt lookback mymodule:factory`, `atbptt lookback runs/copy-delta-0.1`"
+)
+@errors_as_sentences
+def lookback(
+    target: Target,
+    tolerance: Annotated[
+        float, typer.Option(help="Tolerated change of the predictions, as a share of variance.")
+    ] = defaults.TOLERANCE,
+    longest: Annotated[
+        int | None,
+        typer.Option(help="Longest history to try; 1024, or less if the data are shorter."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Time limit.")] = defaults.SECONDS,
+    split: Annotated[str, typer.Option(help="Data of a run: train, valid or test.")] = "valid",
+    out: Annotated[Path, typer.Option(help="Where to save the figure.")] = Path("lookback.png"),
+) -> None:
+    """Say how many steps of history the predictions need: sequence length, burn-in, warm-up."""
+    from .diagnosis import lookback as run_lookback
+    from .run_targets import open_target
+
+    found = open_target(target)
+    report = run_lookback(
+        found.model,
+        found.loss_fn,
+        found.data(split),
+        tolerance=tolerance,
+        longest=longest,
+        seconds=seconds,
+        seed=found.seed,
     )
     OUT.print(str(report), highlight=False, markup=False, soft_wrap=True)
     report.figure(out)

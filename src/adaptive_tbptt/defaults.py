@@ -28,3 +28,10 @@ CHECK_SEGMENTS = 64
 
 SECONDS = 30.0
 """What `diagnose` may take, unless told otherwise."""
+
+TOLERANCE = 0.01
+"""Change of the predictions that `lookback` tolerates, as a share of their variance."""
+
+HISTORY = 1024
+"""Longest history that `lookback` tries; half of a shorter stream. Arbitrary: nearly three years of
+days."""

@@ -42,8 +42,8 @@ class RunTarget:
     Attributes:
         model: at the parameters and in the mode to measure.
         loss_fn: `loss_fn(outputs, targets)`, a mean over time and batch.
-        streams: the data by split. `diagnose` takes 'valid' and `check-bias` 'train'; a single
-            stream may have any name.
+        streams: the data by split. `diagnose` and `lookback` take 'valid', `check-bias` 'train'; a
+            single stream may have any name. For `lookback`, batches of independent windows will do.
         delta: the relative bias that training tolerated; None if there was no tolerance.
         k: the truncation length in use at these parameters; None if unknown.
         losses: K2 in steps; None is `losses_per_k` times K.
@@ -60,7 +60,7 @@ class RunTarget:
 
     model: nn.Module | Recurrent
     loss_fn: LossFn
-    streams: Mapping[str, Stream]
+    streams: Mapping[str, Any]
     delta: float | None = None
     k: int | None = None
     losses: int | None = None
@@ -85,7 +85,11 @@ class RunTarget:
         return replace(self, **{name: v for name, v in values.items() if v is not None})
 
     def stream(self, split: str) -> Stream:
-        """Return the data of a split; a single stream serves as every split."""
+        """Return the data of a split as a stream."""
+        return as_stream(self.data(split), as_recurrent(self.model))
+
+    def data(self, split: str) -> Any:
+        """Return the data of a split; a single one serves as every split."""
         if len(self.streams) == 1:
             return next(iter(self.streams.values()))
         if split not in self.streams:
@@ -101,7 +105,7 @@ def open_target(target: str) -> RunTarget:
     """Return what `target` names: `module:factory`, or a run folder.
 
     `factory()` returns `(model, loss_fn, stream)`. The stream may also be a pair `(inputs,
-    targets)`, laid out as the model takes it.
+    targets)`, laid out as the model takes it, or for `lookback` batches of windows.
     """
     folder = Path(target)
     if folder.is_dir():
@@ -140,5 +144,4 @@ def _call_factory(target: str) -> RunTarget:
     if not isinstance(made, tuple) or len(made) != 3:
         raise ValueError(f"{target} must return (model, loss_fn, stream)")
     model, loss_fn, stream = made
-    streams = {"data": as_stream(stream, as_recurrent(model))}
-    return RunTarget(model=model, loss_fn=loss_fn, streams=streams)
+    return RunTarget(model=model, loss_fn=loss_fn, streams={"data": stream})

@@ -134,6 +134,7 @@ def test_measuring_and_catching_up_compile_nothing():
     x, y = data()
     at.probe(model, F.mse_loss, x[:20], y[:20], burn_in=3)
     at.diagnose(model, F.mse_loss, (x, y), losses=5, lags=20, segments=10)
+    at.lookback(model, F.mse_loss, (x, y), longest=10)
     tbptt = at.AdaptiveTBPTT(model, F.mse_loss, at.FixedTruncation(6))
     windows = iter(tbptt.windows(at.SequenceStream(x, y)))
     for _ in range(5):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from adaptive_tbptt.estimate.unbiased_norms import (
-    SquaredMeans,
+    Jackknife,
     chance,
     groups_needed,
     ratio_limits,
@@ -59,7 +59,7 @@ def test_one_group_alone_tells_nothing():
 
 def means_of(x):
     """Plain means with one number left out in turn: the jackknife of a mean is its error."""
-    return SquaredMeans(x.mean(axis=-1), (x.sum(axis=-1, keepdims=True) - x) / (x.shape[-1] - 1))
+    return Jackknife(x.mean(axis=-1), (x.sum(axis=-1, keepdims=True) - x) / (x.shape[-1] - 1))
 
 
 def test_limits_of_a_ratio_are_where_the_difference_is_as_large_as_its_error():

@@ -73,6 +73,11 @@ class Segment(NamedTuple):
         resets = None if self.resets is None else self.resets[start:stop]
         return Segment(inputs, targets, resets, None if start else self.start)
 
+    def of_rows(self, rows: Tensor) -> Segment:
+        """Keep some rows, given by their indices."""
+        kept: Segment = map_leaves(lambda leaf: leaf[:, rows.to(leaf.device)], self)
+        return kept if self.start is None else kept._replace(start=self.start.of_rows(rows))
+
     def shifted(self, steps: int, generator: torch.Generator | None) -> Segment:
         """Cut `steps` consecutive steps out of every row, each row at its own random offset."""
         index, columns = random_steps(self.steps, self.rows, steps, generator)

@@ -36,11 +36,11 @@ class Start:
         self.state, self.total = detach(state), total
         self.rows, self.here = rows, here
 
-    def of_rows(self, rows: range) -> Start:
-        """Keep some consecutive rows."""
+    def of_rows(self, rows: Tensor) -> Start:
+        """Keep some rows, given by their indices in the segment."""
         index = torch.arange(self.total) if self.rows is None else self.rows
-        here = None if self.here is None else self.here[rows.start : rows.stop]
-        return Start(self.state, self.total, index[rows.start : rows.stop], here)
+        here = None if self.here is None else self.here[rows]
+        return Start(self.state, self.total, index[rows], here)
 
     def where(self, here: Tensor) -> Start | None:
         """Keep the rows that begin at the stream's first step; None if none does."""

@@ -8,10 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from ..estimate.level_bias import LevelCurve
-from .palette import BLUE
+from .figures import draw_intervals, save, two_panels
 from .window_memory import WindowMemory
 
 if TYPE_CHECKING:
@@ -114,20 +112,13 @@ class Diagnosis:
 
     def figure(self, path: str | Path | None = None) -> Figure:
         """Draw bias against context and against cost; save the figure if you pass a path."""
-        from matplotlib.figure import Figure  # not pyplot: no display, no global state
-
-        figure = Figure(figsize=(8.0, 3.8), layout="constrained")
-        left, right = figure.subplots(1, 2, sharey=True)
+        figure, left, right = two_panels(sharey=True)
         known = [row for row in self.rows if math.isfinite(row.high)]
-        bias = np.array([100 * row.bias for row in known])
-        limits = 100 * np.array([[row.low, row.high] for row in known]).reshape(-1, 2).T
-        for axes, x in (
-            (left, [row.context for row in known]),
-            (right, [row.cost for row in known]),
-        ):
-            spread = np.abs(limits - bias)
-            axes.errorbar(x, bias, yerr=spread, color=BLUE, marker="o", capsize=3, lw=1.5)
-            axes.grid(color="0.9")
+        bias, low, high = (
+            [100 * getattr(row, name) for row in known] for name in ("bias", "low", "high")
+        )
+        draw_intervals(left, [row.context for row in known], bias, low, high)
+        draw_intervals(right, [row.cost for row in known], bias, low, high)
         right.margins(x=0.12)
         left.set_xscale("symlog", base=2, linthresh=1)
         left.set_xlim(-0.2, None)
@@ -145,11 +136,7 @@ class Diagnosis:
                     fontsize=8,
                 )
         title = f"windows of {self.curve.losses} losses; {self.curve.samples} losses measured"
-        figure.suptitle(title, fontsize=10)
-        if path is not None:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, dpi=150)
-        return figure
+        return save(figure, title, path)
 
 
 def aligned(table: Sequence[Sequence[str]]) -> list[str]:

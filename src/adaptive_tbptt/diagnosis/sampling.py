@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from .. import defaults
-from ..data.nest import Nest
 from ..data.stream import SequenceStream, Stream
 from ..estimate.unbiased_norms import groups_needed
 from ..measure.sampling import Source
@@ -62,7 +61,7 @@ class Sampling:
         )
 
 
-def as_stream(data: Stream | Sequence[Nest], recurrent: Recurrent) -> Stream:
+def as_stream(data: Any, recurrent: Recurrent) -> Stream:
     """Return a stream; a pair `(inputs, targets)` is laid out as the model takes it."""
     if isinstance(data, Stream):
         return data

@@ -30,7 +30,9 @@ class RowShard(Stream):
     def _cut(self, segment: Segment) -> Segment:
         rows = self._share(segment.rows)
         cut: Segment = map_leaves(lambda leaf: leaf[:, rows.start : rows.stop], segment)
-        return cut if cut.start is None else cut._replace(start=cut.start.of_rows(rows))
+        if cut.start is None:
+            return cut
+        return cut._replace(start=cut.start.of_rows(torch.arange(rows.start, rows.stop)))
 
     def segment(self, start: int, stop: int) -> Segment:
         """Return steps `start` to `stop` of this process's rows."""

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 
-class SquaredMeans(NamedTuple):
-    """Estimates of ||E v||^2 `(...)`, and those without each group `(..., groups)`: a jackknife."""
+class Jackknife(NamedTuple):
+    """Estimates `(...)`, and those without each group of samples `(..., groups)`."""
 
     value: Array
     without_group: Array
 
 
-def squared_means(gram: Array, sizes: Array) -> SquaredMeans:
+def squared_means(gram: Array, sizes: Array) -> Jackknife:
     """Estimate ||E v||^2 from the inner products of sums over independent groups of samples.
 
     Args:
@@ -38,9 +38,7 @@ def squared_means(gram: Array, sizes: Array) -> SquaredMeans:
     n = size.sum()
     pairs = np.asarray(n**2 - float(size @ size))
     fewer = pairs - 2 * size * (n - size)
-    return SquaredMeans(
-        _per_pair(total, pairs, n), _per_pair(total[..., None] - 2 * across, fewer, n)
-    )
+    return Jackknife(_per_pair(total, pairs, n), _per_pair(total[..., None] - 2 * across, fewer, n))
 
 
 def _per_pair(total: Array, pairs: Array, samples: float) -> Array:
@@ -76,9 +74,7 @@ def groups_needed(level: float) -> int:
     return max(2, math.ceil(1 - math.log2((1 - level) / 2)))
 
 
-def ratio_limits(
-    above: SquaredMeans, below: SquaredMeans, quantile: float
-) -> tuple[Array, Array] | None:
+def ratio_limits(above: Jackknife, below: Jackknife, quantile: float) -> tuple[Array, Array] | None:
     """Return Fieller's limits (1954) of above / below; None if `below` may be zero.
 
     They enclose the ratios r for which above - r below may be zero, by a jackknife over the groups.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .._torch.number_formats import autocast_format, wide
 from .._torch.preserve_model import random_state_of, restore_random_state
-from ..data.nest import State, leaves, map_leaves
+from ..data.nest import Nest, State, leaves, map_leaves, rows_of, slice_steps
 from ..data.segment import Segment
 from ..estimate.lag_profile import LagProfile
 from ..model.objective import CountLosses
@@ -43,11 +43,17 @@ def alive_rows(
     if profile is not None and profile.state_norms[1].any():
         return np.ones(segment.rows, dtype=bool)
 
-    def has_loss(row: int) -> bool:
-        return count_losses(map_leaves(lambda x: x[-1:, row : row + 1], segment.targets)) > 0
-
-    alive = np.array([has_loss(row) for row in range(segment.rows)])
+    alive = rows_with_loss(slice_steps(segment.targets, -1, None), count_losses)
     return alive if segment.resets is None else alive & ~segment.resets[-1].cpu().numpy()
+
+
+def rows_with_loss(targets: Nest, count_losses: CountLosses) -> NDArray[np.bool_]:
+    """Return which rows have a loss among time-first targets."""
+
+    def has_loss(row: int) -> bool:
+        return count_losses(map_leaves(lambda x: x[:, row : row + 1], targets)) > 0
+
+    return np.array([has_loss(row) for row in range(rows_of(targets))])
 
 
 def check_reached(profile: LagProfile, alive: NDArray[np.bool_]) -> None:
