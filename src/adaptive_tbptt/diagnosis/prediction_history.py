@@ -24,6 +24,8 @@ from .history_search import MOST, Search
 from .lookback_result import Lookback
 from .sampling import as_stream
 
+AVERAGED = "The loss after some history is a mean over groups of end points"
+
 
 def lookback(
     model: nn.Module | Recurrent,
@@ -128,14 +130,14 @@ def _draw(
         room = steps_in(stream, 2 * defaults.HISTORY if longest is None else longest + 1)
         longest = longest_history(room, longest, min(defaults.HISTORY, room // 2))
         some = stream.peek(64)
-        look(objective, some, stream)
+        look(objective, some, stream, mean=AVERAGED)
         groups = draw_end_points(objective, stream, longest, generator)
         return _Drawn(groups, MOST, some.inputs, longest, None)
     parts = read_windows(batches, recurrent, MOST, generator)
     some, window = parts[0].segment, max(part.segment.steps for part in parts)
     longest = longest_history(window, longest, window - 1)
     if parts[0].targets is None:
-        look(objective, some)
+        look(objective, some, mean=AVERAGED)
     groups = (as_end_points(recurrent, part) for part in parts)
     return _Drawn(groups, max(len(parts), MOST), some.inputs, longest, window)
 
