@@ -120,7 +120,7 @@ class SequenceStream(Stream):
 
     Args:
         inputs: a tensor, or a nest of tensors, `(time, batch, ...)`.
-        targets: of the same time and batch.
+        targets: of the same time and batch; `Padded` where some steps are padding.
         resets: `(time, batch)` boolean, true where a row starts a new sequence: its state returns
             to the initial one before that step. None means one sequence per row.
         batch_first: whether the tensors given are `(batch, time, ...)`.
