@@ -615,7 +615,9 @@ class TestBadInput:
             lookback(Overflows(), noise(200))
 
     def test_start_states(self):
-        with pytest.raises(ValueError, match=r"state leaf 'state' has shape \(8, 1\); Leaky carries \(1, 1\)"):
+        with pytest.raises(
+            ValueError, match=r"state leaf 'state' has shape \(8, 1\); Leaky carries \(1, 1\)"
+        ):
             lookback(Leaky(), noise(100), start=torch.zeros(8, 1))
 
     def test_predictions_that_cannot_be_compared(self):
