@@ -14,7 +14,7 @@ from adaptive_tbptt.truncate import unbiased
 
 def outcomes(rule, losses):
     """Every context that may be drawn, with its probability, factors included."""
-    levels = ((0, 1.0), *rule.levels(losses), (None, 0.0))
+    levels = ((0, 1.0), *rule.levels(losses, rule.base.k_max), (None, 0.0))
     for (context, p), (_, q) in pairwise(levels):
         if p > q:
             yield context, (p + q) / 2, p - q
@@ -65,7 +65,14 @@ def window_gradient(model, controller, stream, number):
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("resets", [False, True])
-@pytest.mark.parametrize("rule", [at.Unbiased(40), at.Unbiased(17, chance=0.7, fall=0.3)])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        at.Unbiased(40),
+        at.Unbiased(17, chance=0.7, fall=0.3),
+        at.Unbiased(40, base=at.FixedTruncation(7)),
+    ],
+)
 def test_the_mean_over_all_draws_is_the_gradient_with_the_longest_context(
     name, resets, rule, drawn
 ):
@@ -103,6 +110,31 @@ def test_levels_double_from_the_losses_to_k_max():
     assert at.Unbiased(35, chance=1.0, fall=0.1).levels(10) == ((10, 1.0), (20, 0.1), (35, 0.1**2))
     assert at.Unbiased(8).levels(10) == ((8, 0.5),)
     assert at.Unbiased(40).expected_context(10) == 0.5 * 10 + 0.25 * 10 + 0.125 * 20
+
+
+def test_levels_beyond_the_context_that_always_runs():
+    rule = at.Unbiased(40, base=at.FixedTruncation(20))
+    assert rule.levels(10, 9) == ((9, 1.0), (10, 0.5), (20, 0.25), (40, 0.125))
+    assert rule.levels(10, 10) == ((10, 1.0), (20, 0.5), (40, 0.25))
+    assert rule.levels(10, 20) == ((20, 1.0), (40, 0.5))
+    assert rule.levels(10, 40) == ((40, 1.0),)
+    assert rule.expected_context(10, 20) == 20 + 0.5 * 20
+    assert rule.context(rule.init(), 10, 0).k >= 20
+
+
+def test_a_tolerance_chooses_the_context_that_always_runs():
+    torch.manual_seed(0)
+    model = nn.GRU(3, 4)
+    stream = at.SequenceStream(torch.randn(400, 4, 3), torch.randn(400, 4, 4))
+    base = at.BiasTolerance(0.3, k_max=16, lags=16)
+    tbptt = at.AdaptiveTBPTT(model, F.mse_loss, at.Unbiased(40, base=base), losses=5)
+    alone = at.AdaptiveTBPTT(model, F.mse_loss, base, losses=5)
+    assert tbptt.k is None
+    first = next(iter(alone.windows(stream)))
+    ks = {window.k for window in tbptt.windows(stream) if window.backward() is not None}
+    assert tbptt.k == first.k > 0
+    assert tbptt.history[0] == alone.history[0]
+    assert ks == {context for context, _ in tbptt.controller.levels(5, first.k)}
 
 
 def test_draws_come_as_often_as_they_should_and_depend_on_seed_and_step_alone():
@@ -191,6 +223,7 @@ def test_a_run_that_goes_on_draws_as_one_that_was_not_stopped():
     [
         (lambda: at.Unbiased(0), "k_max must be at least 1"),
         (lambda: at.Unbiased(10, chance=0.0), r"chance must be in \(0, 1\], got 0"),
+        (lambda: at.Unbiased(10, base=at.FixedTruncation(11)), "base may choose up to 11 steps"),
         (lambda: at.Unbiased(10, fall=1.5), r"fall must be in \(0, 1\], got 1.5"),
         (lambda: at.AdaptiveTBPTT(nn.GRU(3, 4), F.mse_loss, at.Unbiased(9)), "losses=35"),
         (

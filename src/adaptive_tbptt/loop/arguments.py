@@ -21,8 +21,8 @@ def as_controller(truncation: Controller | float) -> Controller:
     """
     if isinstance(truncation, Wrapper) and isinstance(truncation.controller, Unbiased):
         raise TypeError(
-            f"{type(truncation).__name__} changes the k that an estimate chose, and Unbiased "
-            "estimates nothing: pass Unbiased as it is"
+            f"{type(truncation).__name__} changes the k that an estimate chose, and Unbiased draws "
+            f"its own: pass Unbiased(..., base={type(truncation).__name__}(...))"
         )
     if isinstance(truncation, Controller):
         return truncation

@@ -9,20 +9,27 @@ The mean is the gradient of the window with all c_J steps of context, whatever t
 ARTBP (Tallec and Ollivier, 2017) and randomised telescopes (Beatson and Adams, 2019) are of this
 family. The identity holds at fixed parameters. The states that windows start from come from
 slightly older parameters, as in every loop that carries its state.
+
+A context that always runs has the probability 1. `base` chooses it: none for the detach loop, or as
+much as a tolerated bias asks for. A measured bias tells how large the rest is, not whether it
+matters. On the plateau of the copy task, long lags hold a few per cent of the gradient, and they
+alone lead out.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 from .. import defaults
 from ..errors import require_whole
-from ..measure.sampling import Evidence
+from ..estimate.truncation import TruncationDecision
+from ..measure.sampling import Evidence, Request
 from .controller import Context, Controller, TruncationState
+from .fixed import FixedTruncation
 
 GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -39,16 +46,19 @@ def draw(seed: int, window: float) -> float:
 
 @dataclass(frozen=True)
 class Unbiased(Controller):
-    """The detach loop plus a random context, so that the gradient up to k_max is unbiased.
+    """A random context beyond the one that `base` chooses: unbiased up to k_max.
 
-    The levels are 1, 2, 4, ... times `losses` steps, up to k_max; level j has the probability
-    `chance * fall**(j - 1)`. Multiples of `losses` are window boundaries, whose states are held.
+    The random levels are 1, 2, 4, ... times `losses` steps, as far as they exceed the context that
+    always runs, and k_max. The first has the probability `chance`, each further one `fall` times
+    that of the one before. Multiples of `losses` are window boundaries, whose states are held.
 
     Attributes:
         k_max: the longest context; lags further back are cut.
-        chance: probability of the first level.
+        chance: probability of the first random level.
         fall: probability of each level relative to the one before it.
         seed: of the draws, which depend only on it and on the steps trained so far.
+        base: chooses the context that always runs: `FixedTruncation(0)` for none, or a
+            `BiasTolerance` with a k_max that is not larger.
 
     Choosing k_max: it bounds memory, and the average cost grows with its logarithm. Choosing chance
     and fall: smaller values cost less and add noise, since rare levels have larger weights.
@@ -57,6 +67,8 @@ class Unbiased(Controller):
 
     >>> Unbiased(k_max=80).levels(losses=10)
     ((10, 0.5), (20, 0.25), (40, 0.125), (80, 0.0625))
+    >>> Unbiased(k_max=80).levels(losses=10, always=16)
+    ((16, 1.0), (20, 0.5), (40, 0.25), (80, 0.125))
     >>> Unbiased(k_max=80).expected_context(losses=10)
     12.5
     """
@@ -65,6 +77,7 @@ class Unbiased(Controller):
     chance: float = 0.5
     fall: float = 0.5
     seed: int = 0
+    base: Controller = field(default_factory=lambda: FixedTruncation(0))
 
     def __post_init__(self) -> None:
         require_whole(k_max=self.k_max)
@@ -73,45 +86,59 @@ class Unbiased(Controller):
         for name in ("chance", "fall"):
             if not 0.0 < getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
+        if self.base.k_max > self.k_max:
+            raise ValueError(
+                f"base may choose up to {self.base.k_max} steps of context, more than "
+                f"k_max={self.k_max}: raise k_max, or lower that of base"
+            )
 
-    def levels(self, losses: int) -> tuple[tuple[int, float], ...]:
-        """Return contexts and their probabilities for windows of `losses` losses."""
-        found, context, chance = [], losses, self.chance
+    def levels(self, losses: int, always: int = 0) -> tuple[tuple[int, float], ...]:
+        """Return contexts and their probabilities.
+
+        Args:
+            losses: K2 of the window.
+            always: the context that runs in every window.
+        """
+        found, context, chance = [(always, 1.0)] if always else [], losses, self.chance
         while context < self.k_max:
-            found.append((context, chance))
-            context, chance = 2 * context, chance * self.fall
-        return (*found, (self.k_max, chance))
+            if context > always:
+                found.append((context, chance))
+                chance *= self.fall
+            context *= 2
+        return (*found, (self.k_max, chance)) if always < self.k_max else tuple(found)
 
-    def expected_context(self, losses: int) -> float:
+    def expected_context(self, losses: int, always: int = 0) -> float:
         """Return the mean number of steps of context that a window runs."""
-        levels = ((0, 1.0), *self.levels(losses))
+        levels = ((0, 1.0), *self.levels(losses, always))
         return sum(chance * (c - before) for (before, _), (c, chance) in pairwise(levels))
 
     def context(self, state: TruncationState, losses: int, step: int) -> Context:
         """Draw the context of this window, and the factor at the younger end of each level."""
         # One number decides all levels, so that a level runs only with those before it.
         drawn = draw(self.seed, step / losses)
-        levels = ((0, 1.0), *self.levels(losses))
+        levels = ((0, 1.0), *self.levels(losses, self.base.context(state, losses, step).k))
         run = [level for level in levels if drawn < level[1]]
         factors = tuple((c, p / q) for (c, p), (_, q) in pairwise(run) if p != q)
         return Context(run[-1][0], factors)
 
-    def request(self, state: TruncationState, losses: int | None) -> None:
-        """Return None: nothing to measure."""
-        return None
+    # What is measured, and what it decides, is up to `base`.
+
+    def request(self, state: TruncationState, losses: int | None) -> Request | None:
+        """Return what `base` measures."""
+        return self.base.request(state, losses)
 
     def init(self) -> TruncationState:
-        """Start with the longest context, so that the loop keeps states that far back."""
-        return TruncationState(self.k_max)
+        """Return how `base` starts."""
+        return self.base.init()
 
     def update(self, state: TruncationState, evidence: Evidence) -> TruncationState:
-        """Return the same state."""
-        return state
+        """Let `base` choose the context that always runs."""
+        return self.base.update(state, evidence)
 
-    def assess(self, state: TruncationState, k: int) -> None:
-        """Return None: there is no tolerance to judge by."""
-        return None
+    def assess(self, state: TruncationState, k: int) -> TruncationDecision | None:
+        """Ask `base`."""
+        return self.base.assess(state, k)
 
     def brief(self, state: TruncationState, evidence: Evidence) -> dict[str, Any]:
-        """Return nothing: there is no estimate."""
-        return {}
+        """Return what `base` keeps."""
+        return self.base.brief(state, evidence)
