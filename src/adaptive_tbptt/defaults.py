@@ -17,6 +17,10 @@ BURN_IN = 20
 K_MIN, K_MAX, PROBE_LAGS = 1, 100, 100
 """Limits of K and lags of an estimate while training; the paper's for the copy task."""
 
+ESTIMATE_SHARE = 0.1
+"""Steps that estimates of K read, relative to those of training, at most. An estimate for 35 losses
+and 100 lags reads 8 windows, 1,240 steps: as much as a short epoch."""
+
 LEVEL = 0.9
 """Coverage of intervals."""
 

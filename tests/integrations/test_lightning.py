@@ -194,7 +194,7 @@ def test_what_is_logged(tmp_path):
     control = at.BiasTolerance(
         delta=0.9, k_min=7, k_max=12, lags=14, gauge=at.truncate.PaperGauge()
     )  # 100 = 14 * 7 + 2
-    module = Mine(model, control)
+    module = Mine(model, control, estimates_per_epoch=1)
     run = trainer(logger=CSVLogger(tmp_path), log_every_n_steps=1)
     run.fit(module, loader(data))
     plain, losses = by_hand(twin, control, [at.ChunkStream(data)], estimate_every=100)

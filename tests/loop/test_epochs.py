@@ -107,6 +107,26 @@ def test_a_window_that_failed_comes_again(where):
     assert tbptt.trained_steps == 24
 
 
+@pytest.mark.parametrize("asked", [None, 1, 2])
+def test_estimates_read_a_tenth_of_the_steps_unless_asked_for_more(asked):
+    x, y = data(200)
+    control = at.BiasTolerance(0.3, k_max=8, lags=8)
+    tbptt = at.AdaptiveTBPTT(
+        MODELS["gru"](), F.mse_loss, control, losses=5, burn_in=4, estimates_per_epoch=asked
+    )
+    stream = at.SequenceStream(x, y)
+    for _ in range(30):
+        for window in tbptt.windows(stream):
+            window.backward()
+    assert tbptt.trained_steps == 30 * 200
+    if asked is None:
+        later = tbptt.probed_steps - 24 * (4 + 8 + 5)  # the first estimate reads more
+        assert 0 < later <= 0.1 * tbptt.trained_steps
+        assert len(tbptt.history) == 1 + 30 * 200 // 1360  # 8 windows of 17 steps, ten times
+    else:
+        assert len(tbptt.history) == 30 * asked
+
+
 def test_the_state_of_one_stream_is_not_carried_into_another():
     x, y = data(40)
     model = MODELS["gru"]()

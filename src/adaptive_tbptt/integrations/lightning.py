@@ -324,7 +324,7 @@ class TBPTTModule(LightningModule):
                 "the loader has no length, so estimates_per_epoch cannot be turned into steps: "
                 "pass estimate_every=, a number of steps, to AdaptiveTBPTT"
             )
-        tbptt.estimate_every = math.ceil(batches * steps / tbptt.estimates_per_epoch)
+        tbptt.estimate_every = tbptt.steps_between_estimates(int(batches * steps))
         self._planned = True
 
     def _step_schedulers(self, interval: str, *, plateau: bool) -> None:

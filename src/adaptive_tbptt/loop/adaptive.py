@@ -73,7 +73,8 @@ class AdaptiveTBPTT:
         losses_per_k: K2 as a multiple of K, instead of `losses`; None is 1, the paper's choice.
         overlap: False leaves the context out: BPTT(K2, K2), as frameworks do it. The first loss of
             a window then sees lag 0 alone, and no bound holds.
-        estimates_per_epoch: how often to estimate K (alpha in the paper).
+        estimates_per_epoch: how often to estimate K (alpha in the paper). None is once; less
+            often where estimates would read more than a tenth as many steps as training.
         estimate_every: steps between estimates; needed if the stream's length is unknown.
         burn_in: steps that warm up the state before a measurement; 20 as in the release.
         count_losses: `count_losses(targets)` counts the unmasked losses in targets. None counts
@@ -122,7 +123,7 @@ class AdaptiveTBPTT:
         losses: int | None = None,
         losses_per_k: float | None = None,
         overlap: bool = True,
-        estimates_per_epoch: float = 1.0,
+        estimates_per_epoch: float | None = None,
         estimate_every: int | None = None,
         burn_in: int = defaults.BURN_IN,
         count_losses: CountLosses | None = None,
@@ -133,7 +134,7 @@ class AdaptiveTBPTT:
         recompute: int | None = None,
     ) -> None:
         check_losses(losses, losses_per_k)
-        if estimates_per_epoch <= 0:
+        if estimates_per_epoch is not None and estimates_per_epoch <= 0:
             raise ValueError(f"estimates_per_epoch must be positive, got {estimates_per_epoch}")
         if estimate_every is not None and estimate_every < 1:
             raise ValueError(f"estimate_every must be at least 1 step, got {estimate_every}")
@@ -383,12 +384,17 @@ class AdaptiveTBPTT:
     def _estimate_is_due(self, stream: Stream) -> bool:
         if self.truncation.k is None:
             return True
-        every = self.estimate_every
-        if every is None:
-            if stream.length is None:
-                raise ValueError(
-                    "the length of the stream is unknown, so estimates_per_epoch has no meaning: "
-                    "pass estimate_every=, a number of steps"
-                )
-            every = math.ceil(stream.length / self.estimates_per_epoch)
+        if self.estimate_every is None and stream.length is None:
+            raise ValueError(
+                "the length of the stream is unknown, so estimates_per_epoch has no meaning: "
+                "pass estimate_every=, a number of steps"
+            )
+        every = self.estimate_every or self.steps_between_estimates(stream.length or 0)
         return self._tally.since_estimate >= every
+
+    def steps_between_estimates(self, epoch: int) -> int:
+        """Return the steps from one estimate to the next, in epochs of so many steps."""
+        if self.estimates_per_epoch is not None:
+            return math.ceil(epoch / self.estimates_per_epoch)
+        cost = 0 if (r := self.request) is None else r.batches * (self.burn_in + r.steps)
+        return max(epoch, math.ceil(cost / defaults.ESTIMATE_SHARE))
