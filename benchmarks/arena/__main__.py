@@ -2,7 +2,7 @@
 
     python -m benchmarks.arena rates                  # three learning rates each, on seed 100
     python -m benchmarks.arena run                    # the cells of the table, at the best rate
-    python -m benchmarks.arena cell copy 'coin 10' --seed 0
+    python -m benchmarks.arena cell copy 'ours, 35' --seed 0
     python -m benchmarks.arena table                  # regret and figure from the cells there are
 
 Two cells run side by side, one thread each, on a machine that does nothing else. Every finished

@@ -56,21 +56,23 @@ def run(name: str, method: str, rate: float, seed: int, share: float = 1.0) -> A
     optimizer = task.optimizer(model, rate)
     carried = Carried(how.reach)
     budget = task.budget * share
-    used, first, updates, losses = 0.0, 0, 0, 0
+    seconds, used, first, updates, losses = 0.0, 0.0, 0, 0, 0
     curve = [(0.0, 0, validate(task, model))]
-    beats = []
+    beats = [reference(task, model) for _ in range(3)]
     due = budget / LOOKS
     while used < budget and math.isfinite(curve[-1][2]):
+        slower = statistics.median(beats) / task.window
         began = time.process_time()
-        while time.process_time() - began + used < min(due, budget):
+        while time.process_time() - began < (due - used) * slower:
             if first >= steps:
                 first = 0
                 carried.begin()
             stop = how.update(task, model, optimizer, carried, first, used / budget)
             updates, losses, first = updates + 1, losses + stop - first, stop
-        used += time.process_time() - began
-        due += budget / LOOKS
+        seconds += time.process_time() - began
         beats.append(reference(task, model))
+        used = seconds * task.window / statistics.median(beats)
+        due = max(used, due) + budget / LOOKS
         curve.append((round(used, 3), updates, validate(task, model)))
     return {
         "task": name,
@@ -80,6 +82,6 @@ def run(name: str, method: str, rate: float, seed: int, share: float = 1.0) -> A
         "budget": budget,
         "updates": updates,
         "epochs": losses / steps,
-        "reference": statistics.median(beats),
+        "slower": statistics.median(beats) / task.window,
         "curve": curve,
     }

@@ -309,6 +309,16 @@ def paper(seed: int) -> Any:
     return at.BiasTolerance(0.1, k_min=2, k_max=100, lags=100, k_init=10, gauge=gauge)
 
 
+def ours(losses: int) -> Callable[[int], Method]:
+    """A context chosen by its measured bias, and random ones beyond it."""
+
+    def make(seed: int) -> Any:
+        base = at.BiasTolerance(0.1, k_min=0, k_max=128, lags=128)
+        return at.Unbiased(160, seed=seed, base=base)
+
+    return lambda seed: Library(seed, make, losses)
+
+
 METHODS: dict[str, Callable[[int], Method]] = {
     "detach 10": lambda seed: Fixed(seed, 10),
     "detach 35": lambda seed: Fixed(seed, 35),
@@ -319,12 +329,11 @@ METHODS: dict[str, Callable[[int], Method]] = {
     "growing": Growing,
     "ARTBP": ARTBP,
     "paper, delta 0.1": lambda seed: Library(seed, paper),
-    "levels, delta 0.1, 10": lambda seed: Library(seed, lambda _: at.BiasTolerance(0.1), 10),
     "levels, delta 0.1, 35": lambda seed: Library(seed, lambda _: at.BiasTolerance(0.1), 35),
     "full": lambda seed: Fixed(seed, 1000),
     "telescope": lambda seed: Telescope(seed, 35, (1, 2, 4, 8)),
-    "coin 10": lambda seed: Coin(seed, 10),
     "coin 35": lambda seed: Coin(seed, 35),
-    "Unbiased, 10": lambda seed: Library(seed, lambda s: at.Unbiased(160, seed=s), 10),
-    "Unbiased, 35": lambda seed: Library(seed, lambda s: at.Unbiased(140, seed=s), 35),
+    "Unbiased, 35": lambda seed: Library(seed, lambda s: at.Unbiased(160, seed=s), 35),
+    "ours, 10": ours(10),
+    "ours, 35": ours(35),
 }
