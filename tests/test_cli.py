@@ -56,7 +56,10 @@ def test_a_model_of_ones_own(mine):
     assert (mine / "bias.png").exists()
     assert "must return (model, loss_fn, stream)" in call("diagnose", "mine:wrong", code=2)
     assert "expected a stream or a pair" in call("diagnose", "mine:no_data", code=2)
-    bound = call("diagnose", "mine:chunks", "--lags", "30", "--segments", "8", "--bound")
+    bound = call(
+        "diagnose", "mine:chunks", "--lags", "30", "--segments", "8", "--bound", "--memory", "1"
+    )
+    assert "1 GB hold a window of " in bound
     assert "paper's bound" in bound
     assert "has no other" in call("diagnose", "mine:other", code=2)
     assert "No module named" in call("diagnose", "nothere:make", code=2)

@@ -61,6 +61,9 @@ def diagnose(
         int | None, typer.Option(help="Windows to backpropagate, instead of --seconds.")
     ] = None,
     bound: Annotated[bool, typer.Option("--bound", help="Also give the paper's bound.")] = False,
+    memory: Annotated[
+        float | None, typer.Option(help="Also say how long a window fits into so many GB.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Where to save the figure.")] = Path("bias.png"),
 ) -> None:
     """Say how much of the gradient a loop misses, and what more context would cost."""
@@ -84,6 +87,8 @@ def diagnose(
         sampling=Sampling(burn_in=found.burn_in, seed=found.seed),
     )
     OUT.print(str(report), highlight=False, markup=False, soft_wrap=True)
+    if memory is not None:
+        OUT.print(report.memory.sentence(memory), highlight=False, soft_wrap=True)
     report.figure(out)
     OUT.print(f"\npicture: {out}", highlight=False)
 

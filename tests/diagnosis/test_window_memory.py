@@ -96,3 +96,14 @@ def test_a_layer_of_torch_holds_more_per_step_than_its_outputs():
     assert found.memory.context_step > 2 * LEAF
     assert found.memory.state == 2 * LEAF
     assert found.longest_window(1.0, recompute=50) > 5 * found.longest_window(1.0)
+
+
+def test_the_sentence_recommends_pieces_that_hold_more():
+    memory = WindowMemory(10, 0.0, 2e4, 1e4, 1e3, 100.0)
+    held = memory.longest(0.1)
+    words = memory.sentence(0.1).replace(",", "")
+    pieces = int(words.split("recompute=")[1].split()[0])
+    recomputed = memory.longest(0.1, pieces)
+    assert f"hold a window of {held} steps" in words
+    assert f"one of {recomputed} steps" in words
+    assert recomputed > 50 * held

@@ -70,6 +70,17 @@ class WindowMemory:
                 high = middle - 1
         return low
 
+    def sentence(self, gigabytes: float) -> str:
+        """Say how long a window fits into memory, held and recomputed."""
+        # The pieces for which a window twice as long as the held one needs least.
+        held = self.longest(gigabytes)
+        pieces = max(1, round(math.sqrt(2 * held * self.state / max(self.context_step, 1.0))))
+        return (
+            f"{gigabytes:g} GB hold a window of {held:,} steps, {self.losses} of them with a loss; "
+            f"with recompute={pieces}, one of {self.longest(gigabytes, pieces):,} steps. "
+            "Parameters, optimiser and data come on top."
+        )
+
 
 def window_memory(source: Source, losses: int) -> WindowMemory:
     """Measure what windows hold: with no context, with some, and with losses that run again.
