@@ -140,8 +140,8 @@ class Recurrent:
         layers = [n for n, m in self.module.named_modules() if isinstance(m, nn.RNNBase)]
         names = repr(layers[0] if len(layers) == 1 else layers or "hidden")
         return (
-            "Wrap it in a module that does. Or, if it takes inputs alone, say where its state is: "
-            f"at.model.as_recurrent(model, state_in={names})"
+            "Wrap it in a module that does. Or, if it takes inputs alone, say where its state is, "
+            f"a layer or an attribute: at.model.as_recurrent(model, state_in={names})"
         )
 
     def _run_cell(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
