@@ -72,8 +72,9 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("recompute", [None, 10])
 @pytest.mark.parametrize("case", CASES)
-def test_a_window_has_the_gradient_of_full_backpropagation_over_it(case):
+def test_a_window_has_the_gradient_of_full_backpropagation_over_it(case, recompute):
     kind, names, batch_first = CASES[case]
     torch.manual_seed(0)
     module = kind().double()
@@ -81,7 +82,8 @@ def test_a_window_has_the_gradient_of_full_backpropagation_over_it(case):
     model = at.model.as_recurrent(module, state_in=names)
     stream = at.SequenceStream(x, y)
     # The context of the second window reaches back to the start: it is BPTT over both windows.
-    for window in at.AdaptiveTBPTT(model, loss_fn, 45, losses=45).windows(stream):
+    tbptt = at.AdaptiveTBPTT(model, loss_fn, 45, losses=45, recompute=recompute)
+    for window in tbptt.windows(stream):
         module.zero_grad()
         window.backward()
     ours = [p.grad.clone() for p in module.parameters()]
@@ -166,6 +168,28 @@ def test_a_module_without_a_state_is_told_of_it():
     x, y = torch.randn(200, ROWS, 3), torch.randn(200, ROWS, 2)
     with pytest.raises(TypeError, match=r"takes inputs alone.*state_in=\['lstm', 'gru'\]"):
         at.diagnose(Plain(), loss_fn, (x, y), losses=10)
+
+
+def test_a_run_goes_on_from_saved_states():
+    torch.manual_seed(0)
+    module = Plain()
+    x, y = torch.randn(80, ROWS, 3), torch.randn(80, ROWS, 2)
+
+    def begin():
+        model = at.model.as_recurrent(module, state_in=["lstm", "gru"])
+        return at.AdaptiveTBPTT(model, loss_fn, 8, losses=20), at.SequenceStream(x, y)
+
+    tbptt, stream = begin()
+    losses = [float(window.backward()) for window in tbptt.windows(stream)]
+    tbptt, stream = begin()
+    for window in tbptt.windows(stream):
+        window.backward()
+        if window.stop == 40:
+            break
+    resumed, rest = begin()
+    resumed.load_state_dict(tbptt.state_dict())
+    rest.load_state_dict(stream.state_dict())
+    assert [float(window.backward()) for window in resumed.windows(rest)] == losses[2:]
 
 
 def test_a_wrapped_model_is_not_wrapped_again():
