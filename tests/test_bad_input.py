@@ -43,7 +43,7 @@ def test_window_longer_than_the_data():
         at.diagnose(nn.LSTM(2, 4), F.mse_loss, stream)
     swapped = torch.randn(12, 200, 2), torch.randn(12, 200, 4)  # (batch, time, ...)
     with pytest.raises(
-        ValueError, match=r"There are 200 rows: if these are steps.*batch_first=True"
+        ValueError, match=r"There are 200 rows. If these are steps.*batch_first=True"
     ):
         at.diagnose(nn.LSTM(2, 4), F.mse_loss, swapped)
     with pytest.raises(ValueError, match="burn_in must be in"):

@@ -157,11 +157,19 @@ class Cells(nn.Module):
         (Cells(), "linear", "must return .outputs, state."),
         (Cells(), "training.x", "no layer or attribute"),
         (Twice(), "lstm", "ran 2 times"),
+        (Kept(), "block.rnn", "keeps the state of a layer in 'block.hidden': pass state_in="),
     ],
 )
 def test_a_name_that_holds_no_state_is_refused(module, name, message):
     with pytest.raises(ValueError, match=message):
         at.model.as_recurrent(module, state_in=name).core(torch.randn(6, ROWS, 3), None)
+
+
+def test_a_compiled_module_is_refused():
+    compiled = Plain()
+    compiled._orig_mod = Plain()  # as torch.compile returns it
+    with pytest.raises(ValueError, match=r"before torch.compile"):
+        at.model.as_recurrent(compiled, state_in="lstm")
 
 
 def test_a_module_without_a_state_is_told_of_it():

@@ -24,9 +24,9 @@ from .two_stages import measure_in_two_stages
 from .window_cost import window_costs
 from .window_memory import window_memory
 
-LAYOUT = (
-    "pass at.model.as_recurrent(model, batch_first=True) for a model, or SequenceStream(..., "
-    "batch_first=True) for data, that are (batch, time, ...)"
+SWAPPED = (
+    ". There are {} rows. If these are steps, your data are (batch, time, ...): pass "
+    "at.model.as_recurrent(model, batch_first=True), or SequenceStream(..., batch_first=True)"
 )
 
 
@@ -126,7 +126,7 @@ def _fitting_lags(stream: Stream, lags: int | None, losses: int, burn_in: int) -
         raise ValueError(
             f"rows of {stream.length} steps are too short for a burn-in of {burn_in} and "
             f"{losses} losses with any context: give longer rows, fewer losses, or less burn-in"
-            + (f". There are {stream.rows} rows: if these are steps, {LAYOUT}" if swapped else "")
+            + (SWAPPED.format(stream.rows) if swapped else "")
         )
     if lags is None:
         return int(min(defaults.LAGS, room))

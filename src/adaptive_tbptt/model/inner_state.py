@@ -24,7 +24,7 @@ class InnerState:
         module: called as `module(inputs)`; it is left as it was.
         names: layers or attributes that hold the state, with dots for those of submodules. A layer
             is called by the module as `(inputs, state) -> (outputs, state)`, once. An attribute is
-            None, or anything else, before the first step.
+            set to None for the initial state.
     """
 
     def __init__(self, module: nn.Module, names: str | Sequence[str]) -> None:
@@ -47,7 +47,23 @@ class InnerState:
             ]
             outputs = self.module(inputs)
             found = [_leaving(*item) for item in zip(self._places, left, strict=True)]
+        if state is None:
+            self._refuse_kept(found)
         return outputs, found[0] if self._single else tuple(found)
+
+    def _refuse_kept(self, found: list[State]) -> None:
+        """Refuse a layer whose state the module also keeps: None would then not start anew."""
+        kept = {
+            f"{path}.{name}" if path else name
+            for path, owner in self.module.named_modules()
+            for name, value in vars(owner).items()
+            if any(value is state for state in found if state is not None)
+        }
+        for place in sorted(kept - set(self.names)):
+            raise ValueError(
+                f"{type(self.module).__name__} keeps the state of a layer in '{place}': pass "
+                f"state_in='{place}'"
+            )
 
 
 def _find(module: nn.Module, name: str) -> tuple[nn.Module, str]:
