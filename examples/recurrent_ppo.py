@@ -83,6 +83,11 @@ def ppo_loss(outputs: dict[str, Tensor], targets: dict[str, Tensor]) -> Tensor:
     return -surrogate + VALUE * 0.5 * error - ENTROPY * policy.entropy().mean()
 
 
+def policy(outputs: dict[str, Tensor]) -> Tensor:
+    """Return the probabilities of the actions."""
+    return outputs["logits"].softmax(-1)
+
+
 class Rollout:
     """Steps that the agent took, and the state it began them with.
 
@@ -169,6 +174,9 @@ def main() -> None:
             state = rollout.final
             stream = rollout.stream()
             print(f"\n{at.diagnose(agent, ppo_loss, stream, losses=16, lags=32, seconds=2)}\n")
+            print(
+                f"{at.lookback(agent, ppo_loss, stream, predict=policy, longest=32, seconds=2)}\n"
+            )
             continue
         for _ in range(EPOCHS):
             for rows in torch.randperm(MAZES).chunk(MINIBATCHES):

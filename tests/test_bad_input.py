@@ -41,8 +41,20 @@ def test_window_longer_than_the_data():
         at.check_bias(nn.LSTM(2, 4), F.mse_loss, stream, 5)
     with pytest.raises(ValueError, match="rows of 12 steps are too short for a burn-in of 20"):
         at.diagnose(nn.LSTM(2, 4), F.mse_loss, stream)
+    swapped = torch.randn(12, 200, 2), torch.randn(12, 200, 4)  # (batch, time, ...)
+    with pytest.raises(
+        ValueError, match=r"There are 200 rows. If these are steps.*batch_first=True"
+    ):
+        at.diagnose(nn.LSTM(2, 4), F.mse_loss, swapped)
     with pytest.raises(ValueError, match="burn_in must be in"):
         at.probe(nn.LSTM(2, 4), F.mse_loss, X, Y, burn_in=12)
+
+
+def test_windows_in_a_form_of_their_own():
+    with pytest.raises(
+        TypeError, match=r"must be \(inputs, targets\).*got dict.*map\(as_pair, loader"
+    ):
+        at.lookback(nn.LSTM(2, 4), F.mse_loss, [{"x": X, "y": Y}])
 
 
 class Wrapped(nn.Module):

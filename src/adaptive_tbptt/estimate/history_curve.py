@@ -28,11 +28,13 @@ class PartSums(NamedTuple):
         changes: `(lengths, groups)`, sums of |y_h - y|^2.
         squares: `(groups,)`, sums of |y|^2.
         totals: `(groups, features)`, sums of y.
+        name: of the tensor.
     """
 
     changes: Array
     squares: Array
     totals: Array
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class HistoryCurve:
         full_loss: loss of the full history.
         end_points: number of predictions compared.
         level: coverage of the intervals.
+        largest: for every length the name of the tensor that changes most; empty if there is one.
     """
 
     lengths: tuple[int, ...]
@@ -84,6 +87,7 @@ class HistoryCurve:
     full_loss: float
     end_points: int
     level: float
+    largest: tuple[str, ...] = ()
 
     @property
     def loss_change(self) -> Array:
@@ -132,6 +136,7 @@ def history_curve(sums: HistorySums, level: float = 0.9) -> HistoryCurve:
     quantile = student_quantile((1 + level) / 2, len(sums.counts))
     changes = np.stack([_change(part, sums.counts, quantile) for part in sums.parts])
     change, low, high = changes.max(axis=0)
+    largest = [sums.parts[index].name for index in changes[:, 0].argmax(axis=0)]
     scored = sums.weights > 0
     losses, weights = sums.losses[:, scored], sums.weights[scored]
     full = _mean(losses[-1] * weights, weights)
@@ -151,6 +156,7 @@ def history_curve(sums: HistorySums, level: float = 0.9) -> HistoryCurve:
         full_loss=float(full.value),
         end_points=int(sums.counts.sum()),
         level=level,
+        largest=tuple(largest) if len(sums.parts) > 1 else (),
     )
 
 

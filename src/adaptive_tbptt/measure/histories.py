@@ -17,7 +17,6 @@ from ..data.nest import (
     State,
     as_real,
     detach,
-    leaves,
     map_leaves,
     named_leaves,
     select_rows,
@@ -68,8 +67,9 @@ class Histories:
                 np.stack([group.changes[:, part] for group in found], axis=-1),
                 np.array([group.squares[part] for group in found]),
                 np.stack([group.totals[part] for group in found]),
+                name,
             )
-            for part in range(len(found[0].squares))
+            for part, name in enumerate(found[0].names)
         )
         counts = np.array([group.end_points for group in found])
         weights = np.array([group.weight for group in found])
@@ -91,16 +91,15 @@ class Histories:
             what = f"{length} steps of history"
             short, loss = self._at_end(points, entering, scored, what)
             losses.append(loss)
-            changes.append(
-                [float((a - b).square().sum()) for a, b in zip(short, full, strict=True)]
-            )
+            changes.append([float((short[name] - full[name]).square().sum()) for name in full])
         return _Group(
             float(scored.sum()),
             weight,
             np.array([*losses, full_loss]),
             np.array(changes),
-            [float(part.square().sum()) for part in full],
-            [part.sum(dim=0).cpu().numpy() for part in full],
+            [float(part.square().sum()) for part in full.values()],
+            [part.sum(dim=0).cpu().numpy() for part in full.values()],
+            list(full),
         )
 
     def _entering(self, history: Segment, length: int) -> State:
@@ -119,18 +118,18 @@ class Histories:
 
     def _at_end(
         self, points: EndPoints, entering: State, scored: NDArray[np.bool_], what: str
-    ) -> tuple[list[Tensor], float]:
-        """Return predictions and loss at the end points."""
+    ) -> tuple[dict[str, Tensor], float]:
+        """Return predictions by name, and the loss, at the end points."""
         objective, history = self.objective, points.history
         last = history.between(history.steps - 1, history.steps)
         (piece,) = run_pieces(objective.recurrent, last, entering)
         outputs = objective.recurrent.head(piece.features)
         predictions = outputs if self.predict is None else self.predict(outputs)
-        parts = [
-            part[torch.from_numpy(scored).to(part.device)]
-            for part in by_row(predictions, history.rows)
-        ]
-        if not all(torch.isfinite(part).all() for part in parts):
+        parts = {
+            name: part[torch.from_numpy(scored).to(part.device)]
+            for name, part in by_row(predictions, history.rows).items()
+        }
+        if not all(torch.isfinite(part).all() for part in parts.values()):
             raise ValueError(f"predictions after {what} are NaN or infinite: the model overflows")
         if not scored.any():
             return parts, np.nan
@@ -147,18 +146,19 @@ class _Group(NamedTuple):
     changes: Array  # (lengths, parts)
     squares: list[float]
     totals: list[Array]
+    names: list[str]
 
 
-def by_row(predictions: Nest, rows: int) -> list[Tensor]:
+def by_row(predictions: Nest, rows: int) -> dict[str, Tensor]:
     """Return `(rows, features)` in float64 of every tensor that has a row for each end point.
 
     Predictions of one step may be `(1, rows, ...)`, `(rows, 1, ...)` or `(rows, ...)`.
     """
-    parts = [
-        wide(leaf).reshape(rows, -1)
-        for leaf in leaves(as_real(predictions))
+    parts = {
+        name: wide(leaf).reshape(rows, -1)
+        for name, leaf in named_leaves(as_real(predictions))
         if leaf.is_floating_point() and rows in leaf.shape[:2]
-    ]
+    }
     if not parts:
         shapes = {name: tuple(leaf.shape) for name, leaf in named_leaves(predictions)}
         raise TypeError(

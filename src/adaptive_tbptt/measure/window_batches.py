@@ -75,7 +75,8 @@ def _windows_of(batch: Any, batch_first: bool) -> Windows:
     if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
         raise TypeError(
             "every batch of windows must be (inputs, targets) or (inputs, targets, resets), got "
-            f"{type(batch).__name__}"
+            f"{type(batch).__name__}. If a loader yields something else, pass map(as_pair, loader) "
+            "with a function of yours"
         )
     inputs, targets, *rest = batch
     segment = time_first(inputs, inputs, *rest, batch_first=batch_first)

@@ -9,7 +9,7 @@ and the gradient at lag 0 can be measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -30,6 +30,7 @@ from ..data.nest import (
     select_rows,
     swap_time_and_batch,
 )
+from .inner_state import InnerState
 from .state_layout import Layout, find_layout
 
 LossFn = Callable[[Any, Any], Tensor]
@@ -46,6 +47,10 @@ class Recurrent:
             `batch_first`.
         state_batch_dim: batch dimension of every state leaf. None finds it by comparing the
             state of one row with that of two.
+        state_in: for a module that is called with inputs alone: where its state is. The name of a
+            layer that it runs once over all steps, such as `"lstm"`; or of an attribute, such as
+            `"hidden"`; or a list of names, with dots for those of submodules. None if the module
+            takes the state and returns it.
 
     Attributes:
         splits: whether the module exposes `core` and `head`; then its `forward` is never called.
@@ -61,6 +66,7 @@ class Recurrent:
         *,
         batch_first: bool | None = None,
         state_batch_dim: int | None = None,
+        state_in: str | Sequence[str] | None = None,
     ) -> None:
         if not isinstance(module, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {type(module).__name__}")
@@ -79,7 +85,10 @@ class Recurrent:
         self._is_cell = isinstance(plain(module), nn.RNNCellBase)
         self._is_layer = isinstance(plain(module), nn.RNNBase)
         self._holds_lstm = any(isinstance(m, nn.LSTM | nn.LSTMCell) for m in module.modules())
-        self.splits = all(callable(getattr(module, part, None)) for part in ("core", "head"))
+        self._inner = None if state_in is None else InnerState(module, state_in)
+        self.splits = self._inner is None and all(
+            callable(getattr(module, part, None)) for part in ("core", "head")
+        )
         self.has_features = self.splits or self._is_cell or self._is_layer
         self._compiled = compiled_parts(module, "core", "head") if self.splits else {}
         self._first = next(
@@ -105,7 +114,7 @@ class Recurrent:
             return self._run_cell(inputs, state)
         if self.batch_first:
             inputs = swap_time_and_batch(inputs)
-        run: Any = self._part("core") if self.splits else self.module
+        run: Any = self._part("core") if self.splits else self._inner or self.module
         own = state if self._is_layer else self._copied(inputs, state)
         try:
             result = run(inputs, own)
@@ -114,17 +123,26 @@ class Recurrent:
                 raise
             raise TypeError(
                 f"{self.name} could not be called as (inputs, state) -> (outputs, state) with None "
-                f"for the initial state: {error}"
+                f"for the initial state: {error}. {self._advice()}"
             ) from error
         if not (isinstance(result, tuple) and len(result) == 2):
             raise TypeError(
                 f"{self.name} must return (outputs, state), got "
-                f"{type(result).__name__}; wrap it in a module that returns the two"
+                f"{type(result).__name__}. {self._advice()}"
             )
         outputs, state = result
         if self._complex is None:
             self._complex = [x.is_complex() for x in leaves(state)]
         return outputs, as_real(state) if any(self._complex) else state
+
+    def _advice(self) -> str:
+        """Say how to attach a module that does not take a state and return it."""
+        layers = [n for n, m in self.module.named_modules() if isinstance(m, nn.RNNBase)]
+        names = repr(layers[0] if len(layers) == 1 else layers or "hidden")
+        return (
+            "Wrap it in a module that does. Or, if it takes inputs alone, say where its state is, "
+            f"a layer or an attribute: at.model.as_recurrent(model, state_in={names})"
+        )
 
     def _run_cell(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
         hidden = []
@@ -274,18 +292,33 @@ def as_recurrent(
     *,
     batch_first: bool | None = None,
     state_batch_dim: int | None = None,
+    state_in: str | Sequence[str] | None = None,
 ) -> Recurrent:
-    """Wrap `model` unless it is wrapped already.
+    """Wrap `model` unless it is wrapped already; for the arguments see `Recurrent`.
 
     A `DistributedDataParallel` is unwrapped: windows average their gradients themselves, and a
     probe must not wait for other processes.
+
+    >>> class Forecast(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.lstm, self.readout = nn.LSTM(2, 8), nn.Linear(8, 1)
+    ...
+    ...     def forward(self, inputs):
+    ...         return self.readout(self.lstm(inputs)[0])
+    >>> model = as_recurrent(Forecast(), state_in="lstm")
+    >>> outputs, (h, c) = model.core(torch.randn(5, 3, 2), None)
+    >>> outputs.shape, h.shape
+    (torch.Size([5, 3, 1]), torch.Size([1, 3, 8]))
     """
     if isinstance(model, nn.parallel.DistributedDataParallel):
         model = model.module
     if not isinstance(model, Recurrent):
-        return Recurrent(model, batch_first=batch_first, state_batch_dim=state_batch_dim)
+        return Recurrent(
+            model, batch_first=batch_first, state_batch_dim=state_batch_dim, state_in=state_in
+        )
     if batch_first not in (None, model.batch_first) or (
-        state_batch_dim not in (None, model.state_batch_dim)
+        state_batch_dim not in (None, model.state_batch_dim) or state_in is not None
     ):
         raise ValueError("the model is wrapped already, with another layout")
     return model

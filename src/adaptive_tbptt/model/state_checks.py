@@ -56,7 +56,8 @@ def calls_remember(objective: Objective, segment: Segment) -> Finding | None:
     return Finding(
         f"{recurrent.name} returns something else when it is called again with the same inputs and "
         "the same state: it keeps a state of its own inside, which windows do not reset, detach or "
-        "carry. Take the state as an argument and return it"
+        "carry. Take the state as an argument and return it, or say where it is: "
+        "at.model.as_recurrent(model, state_in=...)"
     )
 
 
