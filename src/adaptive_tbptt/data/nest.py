@@ -36,6 +36,13 @@ def map_leaves(
     """
     if isinstance(nest, Tensor):  # first, because most of a training loop's calls end here
         return fn(nest, *others)
+    if not others and type(nest) is tuple:  # an LSTM's state, several times in every window
+        return tuple(
+            [
+                fn(x) if isinstance(x, Tensor) else map_leaves(fn, x, tensors_only=tensors_only)
+                for x in nest
+            ]
+        )
     if isinstance(nest, tuple | list):
         items = [
             map_leaves(fn, *parts, tensors_only=tensors_only)
@@ -112,6 +119,11 @@ def leaves(nest: State) -> list[Tensor]:
 def detach(state: State) -> State:
     """Detach the state from the graph that made it; values are shared, not copied."""
     return map_leaves(Tensor.detach, state)
+
+
+def detached_copy(state: State) -> State:
+    """Copy the state without its graph."""
+    return map_leaves(lambda leaf: leaf.detach().clone(), state)
 
 
 def as_real(nest: State) -> State:

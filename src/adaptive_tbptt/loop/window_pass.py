@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .._torch.number_formats import forget_casts
 from .._torch.recompute import run_again
-from ..data.nest import Nest, State, detach, leaves, map_leaves, slice_steps
+from ..data.nest import Nest, State, detached_copy, leaves, map_leaves, slice_steps
 from ..data.segment import Segment
 from ..model.objective import Objective
 from ..model.recurrent import Recurrent
@@ -100,7 +100,7 @@ def window_forward(
     for piece in run_pieces(recurrent, segment, state, cuts, factors, core):
         if piece.stop in stops:  # not at a reset in between
             # A copy: a module may overwrite the state it returned, and a view keeps its whole.
-            states[piece.stop] = map_leaves(Tensor.clone, detach(piece.state))
+            states[piece.stop] = detached_copy(piece.state)
         if piece.start >= context:
             read.append(piece)
     targets = slice_steps(segment.targets, context, None) if context else segment.targets
