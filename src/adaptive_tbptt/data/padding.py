@@ -15,6 +15,8 @@ class Padded(NamedTuple):
 
     A stream takes it in place of its targets. `SequenceStream.from_sequences` makes it for you.
 
+    The model reads the inputs at padding, so they must be finite; targets may be NaN there.
+
     Where a window has padding, `loss_fn` sees the n present steps of all rows as `(n, 1, ...)`, or
     as `(1, n, ...)` if the model is batch first. The number of dimensions stays the same, so any
     mean over time and batch works. Where a window has none, nothing changes.
