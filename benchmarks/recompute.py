@@ -68,7 +68,7 @@ def one_window(steps: int, losses: int, recompute: int | None, gradients: Path) 
         stream = at.SequenceStream(x, y)
         tbptt._prepared = True  # its checks would count as the window's time
         stream.cursor = steps - losses
-        tbptt._carried.begin(0)
+        tbptt._carried.begin(0, None)
         (window,) = tbptt.windows(stream)
         began = time.process_time()
         window.backward()
