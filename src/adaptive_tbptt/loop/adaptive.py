@@ -390,5 +390,6 @@ class AdaptiveTBPTT:
                     "the length of the stream is unknown, so estimates_per_epoch has no meaning: "
                     "pass estimate_every=, a number of steps"
                 )
-            every = math.ceil(stream.length / self.estimates_per_epoch)
+            trained = stream.length - stream.burn_in
+            every = math.ceil(trained / self.estimates_per_epoch)
         return self._tally.since_estimate >= every
