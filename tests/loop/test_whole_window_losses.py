@@ -293,3 +293,12 @@ def test_flat_outputs_where_resets_and_recomputing_cut_them(kind, batch_first, r
     expected = gradients(ActorCritic(batch_first).double(), loss_fn)
     found = gradients(make(batch_first).double(), flat_loss_fn, recompute)
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_padding_is_not_cut_out_of_outputs_in_the_other_order(batch_first):
+    model = Flat(batch_first, swapped=True)
+    data = [(torch.randn(n, 2), torch.randn(n)) for n in (9, 4, 12, 6, 3)]
+    stream = at.SequenceStream.from_sequences(data, rows=3)
+    with pytest.raises(ValueError, match=r"or flattened in this order, 9\. Return them so"):
+        at.evaluate(model, lambda out, target: (out - target.mT.flatten()).square().mean(), stream)

@@ -69,8 +69,11 @@ class Objective:
 
     def loss_of(self, outputs: Any, targets: Nest) -> Tensor:
         """Evaluate the loss of all steps but padding; targets are time first."""
-        outputs, targets = drop_padding(outputs, targets, self.recurrent.batch_first)
-        if self.recurrent.batch_first:
+        recurrent = self.recurrent
+        # What is known of the order of flat outputs is about `core`; a head comes after it.
+        flat = recurrent.splits or recurrent.joins is not False
+        outputs, targets = drop_padding(outputs, targets, recurrent.batch_first, flat)
+        if recurrent.batch_first:
             targets = swap_time_and_batch(targets)
         value = self.loss_fn(outputs, targets)
         if not isinstance(value, Tensor) or value.numel() != 1:

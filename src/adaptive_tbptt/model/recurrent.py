@@ -187,9 +187,9 @@ class Recurrent:
         return self._layout.dims
 
     @property
-    def joins(self) -> bool:
-        """Whether pieces of what the module returns can be joined along time; see `Layout`."""
-        return self._layout is not None and self._layout.flat is not None
+    def joins(self) -> bool | None:
+        """Whether pieces of what the module returns can be joined along time; None if unknown."""
+        return None if self._layout is None else self._layout.flat is not None
 
     def join(self, pieces: list[Any], rows: int) -> Any:
         """Join what the module returned for consecutive steps, if it `joins`."""
