@@ -1,4 +1,4 @@
-"""Recurrent PPO on a T-maze: train through `AdaptiveTBPTT`, and ask how far back the agent learns.
+"""Recurrent PPO on a T-maze: how far back does the agent learn, and how much history does it need?
 
 A sign at the start of a corridor says which way to turn at its end, 4 to 8 steps later. An agent
 without memory has a mean return of 0, a perfect one of 1. Run it with
@@ -20,9 +20,7 @@ MAZES, STEPS = 32, 64  # rows and steps of a rollout
 EPOCHS, MINIBATCHES = 4, 2
 GAMMA, LAMBDA, CLIP, VALUE, ENTROPY = 0.95, 0.95, 0.2, 0.5, 0.01
 SHORTEST, LONGEST = 4, 8  # corridors
-LEARNING = (
-    3  # iteration to diagnose at; in a trained agent noise hides what is left of the gradient
-)
+LEARNING = 3  # iteration to diagnose at; once the agent is trained, its gradient is mostly noise
 
 
 class TMaze:
@@ -79,13 +77,18 @@ def ppo_loss(outputs: dict[str, Tensor], targets: dict[str, Tensor]) -> Tensor:
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
     clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
     surrogate = torch.min(advantage * ratio, advantage * clipped).mean()
-    error = (outputs["value"] - targets["return"]).square().mean()
+    error = value_loss(outputs, targets)
     return -surrogate + VALUE * 0.5 * error - ENTROPY * policy.entropy().mean()
 
 
-def policy(outputs: dict[str, Tensor]) -> Tensor:
+def value_loss(outputs: dict[str, Tensor], targets: dict[str, Tensor]) -> Tensor:
+    """Evaluate the error of the value alone: a mean over steps and rows, as `lookback` needs it."""
+    return (outputs["value"] - targets["return"]).square().mean()
+
+
+def policy_of(outputs: dict[str, Tensor]) -> Tensor:
     """Return the probabilities of the actions."""
-    return outputs["logits"].softmax(-1)
+    return outputs["logits"].softmax(dim=-1)
 
 
 class Rollout:
@@ -155,7 +158,7 @@ def advantages(reward: Tensor, value: Tensor, last: Tensor, ends: Tensor) -> Ten
 
 
 def main() -> None:
-    """Train, and diagnose on the way."""
+    """Train, diagnose on the way, and look back in the end."""
     parser = argparse.ArgumentParser(description="Recurrent PPO on a T-maze.")
     parser.add_argument("--iterations", type=int, default=15)
     options = parser.parse_args()
@@ -174,9 +177,6 @@ def main() -> None:
             state = rollout.final
             stream = rollout.stream()
             print(f"\n{at.diagnose(agent, ppo_loss, stream, losses=16, lags=32, seconds=2)}\n")
-            print(
-                f"{at.lookback(agent, ppo_loss, stream, predict=policy, longest=32, seconds=2)}\n"
-            )
             continue
         for _ in range(EPOCHS):
             for rows in torch.randperm(MAZES).chunk(MINIBATCHES):
@@ -185,7 +185,9 @@ def main() -> None:
                     nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
                     optimizer.step()
                     optimizer.zero_grad()
-    print(f"trained       return {Rollout(agent, maze, state).mean_return:5.2f}")
+    rollout = Rollout(agent, maze, state, steps=512)
+    print(f"trained       return {rollout.mean_return:5.2f}\n")
+    print(at.lookback(agent, value_loss, rollout.stream(), longest=32, predict=policy_of))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import Dataset
 
 import adaptive_tbptt as at
+from adaptive_tbptt.data import map_leaves
 
 LENGTHS = 5, 2, 7, 3, 3
 
@@ -221,3 +222,32 @@ def test_chunks_of_which_only_some_are_padded_are_joined():
         window.backward()
         weights.append(window.weight)
     assert weights == [12, 6 + 5, 4 + 2]
+
+
+def test_padded_chunks_are_saved_without_classes_of_the_library(tmp_path):
+    x, y = torch.randn(9, 2, 3), torch.randn(9, 2)
+    present = torch.arange(9)[:, None] < torch.tensor([9, 7])
+    chunks = [(x[:3], y[:3]), (x[3:], at.data.Padded(y[3:], present[3:]))]
+    stream = at.ChunkStream(chunks)
+    stream.read(8)
+    torch.save(stream.state_dict(data=True), tmp_path / "stream.pt")
+    again = at.ChunkStream(lambda: iter([]))
+    again.load_state_dict(torch.load(tmp_path / "stream.pt", weights_only=True))
+    found, whole = again.segment(0, 9), stream.segment(0, 9)
+    assert again.cursor == 8
+    assert torch.equal(found.present, present)
+    assert torch.equal(found.targets.targets, whole.targets.targets)
+
+
+def test_inputs_at_padding_are_finite_targets_need_not_be():
+    x, y = torch.randn(6, 2, 3), torch.randn(6, 2)
+    present = torch.arange(6)[:, None] < torch.tensor([6, 4])
+    y[5, 1] = float("nan")
+    at.SequenceStream({"x": x}, at.data.Padded(y, present))
+    x[5, 1] = float("nan")
+    for batch_first in (False, True):
+        data = {"x": x}, at.data.Padded(y, present)
+        if batch_first:
+            data = map_leaves(lambda leaf: leaf.transpose(0, 1), data)
+        with pytest.raises(ValueError, match=r"leaf 'x'\) are NaN or infinite at padded steps"):
+            at.SequenceStream(*data, batch_first=batch_first)

@@ -13,6 +13,7 @@ from adaptive_tbptt.model import Objective
 
 ROWS, SIZE, LOSSES = 4, 6, 10
 LEAF = ROWS * SIZE * 4  # bytes of a state in float32
+RANDOM = torch.get_rng_state().nbytes
 
 
 class Squares(nn.Module):
@@ -66,7 +67,7 @@ def diagnosed(model=None, **options):
 
 def test_diagnose_measures_the_bytes_of_a_step():
     memory = diagnosed().memory
-    assert memory == WindowMemory(LOSSES, 0.0, 3 * LEAF, 2 * LEAF, LEAF, LEAF)
+    assert memory == WindowMemory(LOSSES, 0.0, 3 * LEAF, 2 * LEAF, LEAF, LEAF + RANDOM)
 
 
 def test_the_longest_window_fits_and_one_more_step_does_not():
@@ -77,10 +78,10 @@ def test_the_longest_window_fits_and_one_more_step_does_not():
         assert found.longest_window(gigabytes) == LOSSES + context
         assert found.longest_window(gigabytes - 1e-9) == LOSSES + context - 1
     assert found.longest_window(0.0) == 0
-    # 5 steps at a time: 2 leaves for each, one for every loss, and a state for each piece.
-    again = (2 * 5 + LOSSES + 40) * LEAF
-    assert found.longest_window(again / 1e9, recompute=5) == 5 * 40
-    assert found.longest_window(again / 1e9) < 5 * 40
+    # 50 steps at a time: 2 leaves for each, one for every loss, and a restart for each piece.
+    again = (2 * 50 + LOSSES) * LEAF + 40 * (LEAF + RANDOM)
+    assert found.longest_window(again / 1e9, recompute=50) == 50 * 40
+    assert found.longest_window(again / 1e9) < 50 * 40
 
 
 def test_the_dict_has_the_bytes():
@@ -94,7 +95,7 @@ def test_a_layer_of_torch_holds_more_per_step_than_its_outputs():
         nn.LSTM(3, SIZE), F.mse_loss, (x, y), LOSSES, lags=8, segments=10, sampling=how
     )
     assert found.memory.context_step > 2 * LEAF
-    assert found.memory.state == 2 * LEAF
+    assert found.memory.restart == 2 * LEAF + RANDOM
     assert found.longest_window(1.0, recompute=50) > 5 * found.longest_window(1.0)
 
 

@@ -336,3 +336,14 @@ def test_a_state_without_tensors_and_a_burn_in_without_a_loss_are_refused():
     for burn_in in (-1, 6):
         with pytest.raises(ValueError, match=r"burn_in must be in \[0, 5\]"):
             at.SequenceStream(x, y, burn_in=burn_in)
+
+
+def test_steps_of_the_burn_in_do_not_delay_an_estimate():
+    data = torch.randn(120, 4, 3), torch.randn(120, 4, 5)
+    stream = at.SequenceStream(*data, burn_in=40)
+    controller = at.BiasTolerance(0.3, k_max=8, lags=8)
+    tbptt = at.AdaptiveTBPTT(nn.RNN(3, 5), nn.MSELoss(), controller, losses=20)
+    for _ in range(3):
+        for window in tbptt.windows(stream):
+            window.backward()
+    assert [estimate.step for estimate in tbptt.history] == [0, 80, 160]

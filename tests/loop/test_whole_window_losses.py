@@ -243,3 +243,62 @@ def test_a_model_that_returns_its_loss():
         whole.backward()
         assert loss == pytest.approx(whole.item(), rel=1e-12)
         assert same(found, torch.cat([p.grad.flatten() for p in model.parameters()]))
+
+
+class Flat(ActorCritic):
+    """Outputs in one dimension, as in pytorch/examples' word_language_model."""
+
+    def __init__(self, batch_first, swapped=False):
+        super().__init__(batch_first)
+        self.swapped = swapped
+
+    def forward(self, x, state):
+        outputs, state = super().forward(x, state)
+        value = outputs["value"]
+        return (value.mT if self.swapped else value).flatten(), state
+
+
+def normalised_value(outputs, targets):
+    return normalised({"value": outputs}, {"value": targets["value"].flatten()})
+
+
+def mean_of_swapped(outputs, targets):
+    return (outputs - targets["value"].mT.flatten()).square().mean()
+
+
+FLAT = {
+    "joined": (normalised, Flat, normalised_value),
+    # In the other order they are not joined. A mean over pieces is right whatever their order.
+    "swapped": (
+        lambda outputs, targets: (outputs["value"] - targets["value"]).square().mean(),
+        lambda batch_first: Flat(batch_first, swapped=True),
+        mean_of_swapped,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FLAT)
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("recompute", [None, 2])
+def test_flat_outputs_where_resets_and_recomputing_cut_them(kind, batch_first, recompute):
+    loss_fn, make, flat_loss_fn = FLAT[kind]
+    case = Case("normalised", batch_first)
+
+    def gradients(model, loss_fn, recompute=None):
+        model.load_state_dict(case.model.state_dict())
+        tbptt = at.AdaptiveTBPTT(model, loss_fn, 3, losses=9, recompute=recompute)
+        losses = [window.backward() for window in tbptt.windows(case.stream)]
+        return [*losses, model.critic.weight.grad, model.lstm.weight_hh_l0.grad]
+
+    expected = gradients(ActorCritic(batch_first).double(), loss_fn)
+    found = gradients(make(batch_first).double(), flat_loss_fn, recompute)
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_padding_is_not_cut_out_of_outputs_in_the_other_order(batch_first):
+    model = Flat(batch_first, swapped=True)
+    data = [(torch.randn(n, 2), torch.randn(n)) for n in (9, 4, 12, 6, 3)]
+    stream = at.SequenceStream.from_sequences(data, rows=3)
+    with pytest.raises(ValueError, match=r"or flattened in this order, 9\. Return them so"):
+        at.evaluate(model, lambda out, target: (out - target.mT.flatten()).square().mean(), stream)

@@ -248,3 +248,41 @@ def test_a_detached_state_is_named():
 
     (found,) = findings(Detached())
     assert "no gradient flows back through the state that Detached returns" in found.message
+
+
+class Layers(nn.Module):
+    """An LSTM of two layers whose state loses the gradient of c in the upper one."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(INPUTS, HIDDEN, 2)
+
+    def forward(self, x, state):
+        if state is not None:
+            h, c = state
+            state = h, torch.stack([c[0], c[1].detach()])
+        return self.lstm(x, state)
+
+
+PAPER = at.BiasTolerance(0.3, k_max=5, lags=5, gauge=at.truncate.PaperGauge())
+
+
+def test_a_loop_and_its_estimates_warn_of_one_layer_once():
+    x, y = torch.randn(STEPS, ROWS, INPUTS), torch.randn(STEPS, ROWS, HIDDEN)
+    tbptt = at.AdaptiveTBPTT(Layers(), F.mse_loss, PAPER, burn_in=2)
+    with pytest.warns(UserWarning, match=r"c\[1\]") as caught:
+        next(iter(tbptt.windows(at.SequenceStream(x, y)))).backward()
+    (warning,) = [one for one in caught if one.category is UserWarning]
+    assert "no gradient reaches 'c[1]' of the state" in str(warning.message)
+    assert warning.filename == __file__
+    with pytest.warns(UserWarning, match=r"no gradient reaches 'c\[1\]'"):
+        at.probe(Layers(), F.mse_loss, x, y)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("model", [lambda: nn.LSTM(INPUTS, HIDDEN), Layers])
+def test_predictions_need_no_gradient(model, mode):
+    stream = at.SequenceStream(torch.randn(STEPS, ROWS, INPUTS), torch.randn(STEPS, ROWS, HIDDEN))
+    with mode():  # warnings are errors here
+        at.evaluate(model(), F.mse_loss, stream)
+        at.lookback(model(), F.mse_loss, stream, longest=4)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import (
     DataLoader,
     DistributedSampler,
@@ -14,8 +15,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from .nest import State, detach, map_leaves
-from .padding import as_padded
+from .nest import Nest, State, detach, map_leaves
+from .padding import Padded, as_padded
 from .segment import Segment, time_first
 from .start import Start
 from .stream import Stream, warn_of_other_data
@@ -185,7 +186,7 @@ class ChunkStream(Stream):
         if held:
             saved["digest"] = held[-1].digest
         if data:  # copies: a chunk may be a view of a tensor far larger, which would be saved whole
-            saved["held"] = [list(map_leaves(torch.clone, part)) for part in held]
+            saved["held"] = [_plain(map_leaves(torch.clone, part)) for part in held]
         return saved
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -193,7 +194,7 @@ class ChunkStream(Stream):
         if "held" in saved:
             self._renew()
             self._first = saved["first"]
-            self._held = [Segment(*part) for part in saved["held"]]
+            self._held = [_from_plain(*part) for part in saved["held"]]
         else:
             self._stale = self._stale or self._end > 0
             if saved["end"]:  # otherwise nothing was read yet
@@ -221,6 +222,19 @@ def shuffles(loader: DataLoader[Any]) -> bool:
     return any(
         isinstance(s, random) or (isinstance(s, DistributedSampler) and s.shuffle) for s in samplers
     )
+
+
+def _plain(part: Segment) -> list[Nest]:
+    """Return a part without classes of this library, so that torch loads it with weights_only."""
+    targets = part.targets.targets if isinstance(part.targets, Padded) else part.targets
+    return [part.inputs, targets, part.resets, part.present]
+
+
+def _from_plain(
+    inputs: Nest, targets: Nest, resets: Tensor | None, present: Tensor | None = None
+) -> Segment:
+    """Undo `_plain`; releases before padding saved no `present`."""
+    return Segment(inputs, targets if present is None else Padded(targets, present), resets)
 
 
 def _join(parts: list[Segment]) -> Segment:

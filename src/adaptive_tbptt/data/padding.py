@@ -15,6 +15,8 @@ class Padded(NamedTuple):
 
     A stream takes it in place of its targets. `SequenceStream.from_sequences` makes it for you.
 
+    The model reads the inputs at padding, so they must be finite; targets may be NaN there.
+
     Where a window has padding, `loss_fn` sees the n present steps of all rows as `(n, 1, ...)`, or
     as `(1, n, ...)` if the model is batch first. The number of dimensions stays the same, so any
     mean over time and batch works. Where a window has none, nothing changes.
@@ -52,7 +54,9 @@ def without_padding(targets: Nest) -> Nest:
     return map_leaves(lambda leaf: _select(leaf, present).unsqueeze(1), values)
 
 
-def drop_padding(outputs: Any, targets: Nest, batch_first: bool) -> tuple[Any, Nest]:
+def drop_padding(
+    outputs: Any, targets: Nest, batch_first: bool, flat: bool = True
+) -> tuple[Any, Nest]:
     """Return outputs and targets of present steps, in the same order; targets are time first.
 
     Args:
@@ -60,6 +64,7 @@ def drop_padding(outputs: Any, targets: Nest, batch_first: bool) -> tuple[Any, N
             with its first two dimensions flattened into one.
         targets: time first.
         batch_first: layout of the outputs.
+        flat: whether outputs may be flattened; False if that was seen to be in another order.
     """
     if not isinstance(targets, Padded):
         return outputs, targets
@@ -78,10 +83,11 @@ def drop_padding(outputs: Any, targets: Nest, batch_first: bool) -> tuple[Any, N
         return some if flat else some.unsqueeze(0 if batch_first else 1)
 
     for name, leaf in named_leaves(outputs):
-        if leaf.shape[:2] != axes and leaf.shape[:1] != (axes[0] * axes[1],):
+        flattened = flat and leaf.shape[:1] == (axes[0] * axes[1],)
+        if leaf.shape[:2] != axes and not flattened:
             raise ValueError(
                 f"the outputs{leaf_label(name)} have shape {tuple(leaf.shape)}: to drop padded "
-                f"steps, their first axes must be {order} = {axes}, or flattened, "
+                f"steps, their first axes must be {order} = {axes}, or flattened in this order, "
                 f"{axes[0] * axes[1]}. Return them so, or give sequences that need no padding"
             )
     return map_leaves(of_leaf, outputs), kept

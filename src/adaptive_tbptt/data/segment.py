@@ -135,7 +135,19 @@ def time_first(
     for name, mask in {"resets": segment.resets, "present": segment.present}.items():
         if mask is not None and mask.dtype != torch.bool:
             raise TypeError(f"{name} must be boolean, got {mask.dtype}: pass {name}.bool()")
+    if segment.present is not None:
+        _check_padding(segment.inputs, ~segment.present)
     return segment
+
+
+def _check_padding(inputs: Nest, padding: Tensor) -> None:
+    """Refuse NaN: the model reads padded inputs, and a NaN in its backward pass times 0 is NaN."""
+    for name, leaf in named_leaves(inputs):
+        if leaf.is_floating_point() and not torch.isfinite(leaf[padding.to(leaf.device)]).all():
+            raise ValueError(
+                f"the inputs{leaf_label(name)} are NaN or infinite at padded steps: the model "
+                "reads these too, and their gradient would be NaN. Fill them with 0"
+            )
 
 
 def check_finite(inputs: Nest, what: str = "the inputs") -> None:

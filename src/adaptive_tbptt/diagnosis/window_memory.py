@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from .._torch.preserve_model import measuring
+from .._torch.preserve_model import measuring, random_state_of
 from ..data.nest import State, leaves, map_leaves
 from ..data.segment import Segment
 from ..loop.window_pass import Recompute, window_forward
@@ -34,7 +34,8 @@ class WindowMemory:
         loss_step: of a step that carries a loss.
         context_step: of a step of context.
         kept_step: of a step that carries a loss, if the backward pass runs it again.
-        state: of a state; one is kept for each piece that runs again.
+        restart: of what a piece needs to run again: the state that enters it, and torch's random
+            state (5 kB on the CPU).
     """
 
     losses: int
@@ -42,7 +43,7 @@ class WindowMemory:
     loss_step: float
     context_step: float
     kept_step: float
-    state: float
+    restart: float
 
     def held(self, steps: int, recompute: int | None = None) -> float:
         """Return the bytes of a window of `steps` steps; its last `losses` steps carry losses."""
@@ -52,7 +53,7 @@ class WindowMemory:
             return self.fixed + losses * self.loss_step + context * self.context_step
         pieces = steps / recompute
         piece = self.fixed + recompute * self.context_step
-        return piece + losses * self.kept_step + pieces * self.state
+        return piece + losses * self.kept_step + pieces * self.restart
 
     def longest(self, gigabytes: float, recompute: int | None = None) -> int:
         """Return the most steps of a window that fit into memory; 0 if not even one does.
@@ -74,7 +75,7 @@ class WindowMemory:
         """Say how long a window fits into memory, held and recomputed."""
         # The pieces for which a window twice as long as the held one needs least.
         held = self.longest(gigabytes)
-        pieces = max(1, round(math.sqrt(2 * held * self.state / max(self.context_step, 1.0))))
+        pieces = max(1, round(math.sqrt(2 * held * self.restart / max(self.context_step, 1.0))))
         return (
             f"{gigabytes:g} GB hold a window of {held:,} steps, {self.losses} of them with a loss; "
             f"with recompute={pieces}, one of {self.longest(gigabytes, pieces):,} steps. "
@@ -114,7 +115,7 @@ def window_memory(source: Source, losses: int) -> WindowMemory:
         loss_step=(none - fixed) / losses,
         context_step=step,
         kept_step=max(again - fixed - last * step, 0.0) / losses,
-        state=float(sum(x.numel() * x.element_size() for x in leaves(state))),
+        restart=float(sum(x.nbytes for x in (*leaves(state), *random_state_of(recurrent.module)))),
     )
 
 

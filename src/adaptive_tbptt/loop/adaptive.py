@@ -333,10 +333,8 @@ class AdaptiveTBPTT:
         losses starts where the last one's losses ended, less K. It runs when its user asks for its
         loss, and moves the cursor on by then: a checkpoint after that resumes after the window, and
         a window that failed is the next one again. The state at the window's start comes from
-        `_carried`, which holds as much of the past as the largest K may need.
-
-        Args:
-            whole: the stream with the rows of all processes.
+        `_carried`, which holds as much of the past as the largest K may need. `whole` has the rows
+        of all processes.
         """
         same = self._stream is None or self._stream() is whole
         stream = self.ranks.deal(whole)
@@ -386,10 +384,11 @@ class AdaptiveTBPTT:
             return True
         if self.estimate_every is None and stream.length is None:
             raise ValueError(
-                "the length of the stream is unknown, so estimates_per_epoch has no meaning: "
-                "pass estimate_every=, a number of steps"
+                "the length of the stream is unknown: pass estimate_every=, a number of steps, in "
+                "place of estimates_per_epoch"
             )
-        every = self.estimate_every or self.steps_between_estimates(stream.length or 0)
+        trained = (stream.length or 0) - stream.burn_in
+        every = self.estimate_every or self.steps_between_estimates(trained)
         return self._tally.since_estimate >= every
 
     def steps_between_estimates(self, epoch: int) -> int:

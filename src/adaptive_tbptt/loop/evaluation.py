@@ -54,7 +54,8 @@ def evaluate(
     if stream.available(stream.cursor + 1) > stream.cursor:
         cut = stream.length is None or stream.length - stream.burn_in > chunk
         why = f"The result is a mean over chunks of {chunk} steps: pass a larger chunk"
-        look(objective, stream.peek(chunk), mean=why if cut else None)
+        with torch.no_grad():  # nothing is trained: what the state does to gradients is no matter
+            look(objective, stream.peek(chunk), mean=why if cut else None)
     return mean_loss(*evaluate_sum(objective, stream, chunk))
 
 

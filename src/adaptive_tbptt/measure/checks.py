@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from .._torch.number_formats import autocast_format, wide
-from .._torch.preserve_model import random_state_of, restore_random_state
-from ..data.nest import Nest, State, leaves, map_leaves, rows_of, slice_steps
+from ..data.nest import Nest, map_leaves, rows_of, slice_steps
 from ..data.segment import Segment
 from ..estimate.lag_profile import LagProfile
-from ..model.objective import CountLosses
-from ..model.recurrent import Recurrent
-from ..model.running import unroll
+from ..model.objective import CountLosses, Objective
+from ..model.state_checks import state_drops_gradients
 
 NOT_REACHED = (
     "no gradient reaches the state: the loss does not depend on the state that entered its step"
@@ -65,61 +62,16 @@ def check_reached(profile: LagProfile, alive: NDArray[np.bool_]) -> None:
     """
     if alive.any() and not profile.state_norms[1, alive].any():
         raise ValueError(
-            f"{NOT_REACHED}. A kernel that drops the gradient of the state passed to it has this "
-            "effect, and would make every truncation length look safe"
+            f"{NOT_REACHED}. A readout that starts at zero has this effect: train a few steps "
+            "first. A kernel that drops the gradient of the state passed to it has it too, and "
+            "would make every truncation length look safe"
         )
 
 
-_SHIFT = 0.1  # arbitrary: well above rounding, and below one step of a counter
-
-
-def warn_of_dropped_gradients(
-    recurrent: Recurrent, profile: LagProfile, step: Segment, state: State
-) -> None:
-    """Warn if a kernel drops the gradient of one of its states, say of c but not of h.
-
-    A part without any gradient is suspicious only if shifting it changes what the step returns;
-    shifting a counter does not. This only warns, because a part may be detached on purpose.
-    `check_reached` handles the case that no part has a gradient.
-
-    Args:
-        recurrent: the model.
-        profile: the measurement.
-        step: the step that carries the loss.
-        state: the state that enters it.
-    """
-    norms = profile.component_norms
-    unreached = [name for name, values in norms.items() if not values[1:].any()]
-    if not unreached or len(unreached) == len(norms):
-        return
-    random = random_state_of(recurrent.module)
-
-    def returned(moved: str | None) -> list[Tensor]:
-        restore_random_state(recurrent.module, random)
-        entering = map_leaves(lambda x: x.detach().contiguous().clone(), state)
-        if moved is not None:
-            recurrent.components(entering)[moved].add_(_SHIFT)
-        (last,) = unroll(recurrent, step.inputs, entering, step.resets)
-        parts = recurrent.components(last.leaving)
-        reached = [part for name, part in parts.items() if name not in unreached]
-        return [x for x in (*leaves(last.features), *reached) if x.is_floating_point()]
-
-    with torch.no_grad():
-        before = returned(None)
-        for name in unreached:
-            if any(map(_differ, before, returned(name))):
-                warnings.warn(
-                    f"part '{name}' of the state changes what the model returns, but no gradient "
-                    "reaches it at any lag. If a kernel drops it, what flows through this part is "
-                    "missing from the gradient and from K. If you detach it on purpose, all is "
-                    "well",
-                    UserWarning,
-                    stacklevel=4,
-                )
-
-
-def _differ(a: Tensor, b: Tensor) -> bool:
-    """Whether two results differ by more than rounding; 1e-4 is arbitrary."""
-    eps = max(torch.finfo(f).eps for f in (a.dtype, autocast_format(a.device) or a.dtype))
-    change, size = (wide(a) - wide(b)).abs().max(), wide(a).abs().max()
-    return bool(change > max(4 * eps, 1e-4) * size)
+def warn_of_dropped_gradients(objective: Objective, segment: Segment) -> None:
+    """Warn if the model drops the gradient of a part of its state; a loop checks that itself."""
+    finding = None
+    with suppress(Exception):  # advisory: the measurement itself reports what is wrong
+        finding = state_drops_gradients(objective, segment)
+    if finding is not None:
+        warnings.warn(finding.message, UserWarning, stacklevel=3)

@@ -104,6 +104,7 @@ def probe(
     segment = time_first(inputs, targets, resets, batch_first=objective.recurrent.batch_first)
     profile = probe_segment(objective, segment, state, burn_in, train=train, settings=settings)
     check_reached(profile, alive_rows(segment, objective.count_losses, profile))
+    warn_of_dropped_gradients(objective, segment)
     return profile
 
 
@@ -159,9 +160,7 @@ def probe_segment(
             found = earlier.pop().backward(gradients)
             norms.add([g.flip(0) for g in found])
             gradients = [g[0] for g in found]
-        profile = norms.profile(train=mode, burn_in=burn_in)
-        warn_of_dropped_gradients(recurrent, profile, step, earlier.final)
-    return profile
+        return norms.profile(train=mode, burn_in=burn_in)
 
 
 class LossStep:

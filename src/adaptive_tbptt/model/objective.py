@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .._torch.compiling import plain
-from ..data.nest import Nest, leaves, map_leaves, slice_steps, swap_time_and_batch
+from ..data.nest import Nest, leaves, rows_of, slice_steps, swap_time_and_batch
 from ..data.padding import drop_padding, without_padding
 from .recurrent import LossFn, Recurrent, as_recurrent
 from .running import Piece
@@ -69,8 +69,11 @@ class Objective:
 
     def loss_of(self, outputs: Any, targets: Nest) -> Tensor:
         """Evaluate the loss of all steps but padding; targets are time first."""
-        outputs, targets = drop_padding(outputs, targets, self.recurrent.batch_first)
-        if self.recurrent.batch_first:
+        recurrent = self.recurrent
+        # What is known of the order of flat outputs is about `core`; a head comes after it.
+        flat = recurrent.splits or recurrent.joins is not False
+        outputs, targets = drop_padding(outputs, targets, recurrent.batch_first, flat)
+        if recurrent.batch_first:
             targets = swap_time_and_batch(targets)
         value = self.loss_fn(outputs, targets)
         if not isinstance(value, Tensor) or value.numel() != 1:
@@ -84,10 +87,10 @@ class Objective:
     def loss_of_pieces(self, pieces: list[Piece], targets: Nest) -> Tensor:
         """Return the loss of consecutive pieces.
 
-        If all that the model returns is `(time, batch, ...)`, the pieces are joined, and head and
-        loss run once however many cuts there are: the loss may be any function of the window. The
-        time axis of other outputs is unknown. Then each piece has a loss of its own, weighted by
-        its count, which is right for a mean over time and batch.
+        If all that the model returns is `(time, batch, ...)`, or has these two flattened into one,
+        the pieces are joined, and head and loss run once however many cuts there are: the loss may
+        be any function of the window. The time axis of other outputs is unknown. Then each piece
+        has a loss of its own, weighted by its count, which is right for a mean over time and batch.
 
         Args:
             pieces: one or more, with at least one target that counts.
@@ -96,8 +99,8 @@ class Objective:
         if len(pieces) == 1:
             return self.loss(pieces[0].features, targets)
         if self.recurrent.joins:
-            dim, read = self.recurrent.time_dim, [piece.features for piece in pieces]
-            return self.loss(map_leaves(lambda *parts: torch.cat(parts, dim), *read), targets)
+            read = [piece.features for piece in pieces]
+            return self.loss(self.recurrent.join(read, rows_of(targets)), targets)
         first, values, counts = pieces[0].start, [], []
         for piece in pieces:
             some = slice_steps(targets, piece.start - first, piece.stop - first)

@@ -205,9 +205,21 @@ class Recurrent:
         return self._layout.dims
 
     @property
-    def joins(self) -> bool:
-        """Whether pieces of what the module returns can be joined along time; see `Layout`."""
-        return self._layout is not None and self._layout.joins
+    def joins(self) -> bool | None:
+        """Whether pieces of what the module returns can be joined along time; None if unknown."""
+        return None if self._layout is None else self._layout.flat is not None
+
+    def join(self, pieces: list[Any], rows: int) -> Any:
+        """Join what the module returned for consecutive steps, if it `joins`."""
+        assert self._layout is not None
+        flat = iter(self._layout.flat or ())
+
+        def joined(*parts: Tensor) -> Tensor:
+            if not next(flat) or not self.batch_first:
+                return torch.cat(parts, self.time_dim)
+            return torch.cat([part.unflatten(0, (rows, -1)) for part in parts], 1).flatten(0, 1)
+
+        return map_leaves(joined, *pieces)
 
     def template(self, inputs: Nest) -> State:
         """Return a state of one row, for its structure."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from .._torch.compiling import eager
 from .._torch.number_formats import autocast_format, no_autocast, wide
 from .._torch.preserve_model import preserve, random_state_of, restore_random_state
-from ..data.nest import Nest, State, leaves, map_leaves, named_leaves, pack
+from ..data.nest import Nest, State, leaves, map_leaves, pack, with_gradients
 from ..data.segment import Segment
 from .finding import Finding
 from .objective import Objective
@@ -66,45 +66,50 @@ class _Ran(NamedTuple):
 
     entering: State
     outputs: list[Tensor]
-    leaving: list[Tensor]
+    leaving: State
 
 
 def state_drops_gradients(objective: Objective, segment: Segment) -> Finding | None:
     """Look for parts of the state that change the outputs, but pass no gradient on.
 
-    Shift a part of the state that enters: if the outputs change, the part matters. It then needs a
-    gradient where it enters (a kernel must return dh0), and, if it depends on the state that
-    entered, where it leaves (a kernel must take the gradient of the last state).
+    Shift a part of the state that enters (h or c of one layer): if the outputs change, the part
+    matters. It then needs a gradient where it enters (a kernel must return dh0), and, if it depends
+    on the state that entered, where it leaves (a kernel must take the gradient of the last state).
+
+    A caller that disables gradients only predicts, and has nothing to be warned of.
     """
+    if not torch.is_grad_enabled():
+        return None
     recurrent = objective.recurrent
     inputs = recurrent.place(segment.between(0, STEPS).inputs)
     # In the mode of training: a kernel may be used there alone.
-    with preserve(recurrent.module, backward=True), torch.enable_grad(), eager():
+    with preserve(recurrent.module, backward=True), eager():
+        recurrent.dims(inputs)  # the layout, which tells the parts of a state
         with torch.no_grad():
             start = recurrent.core(inputs, None)[1]
         random = random_state_of(recurrent.module)
 
-        def run(shifted: int | None = None) -> _Ran:
+        def run(shifted: str | None = None) -> _Ran:
             restore_random_state(recurrent.module, random)
             return _run(recurrent, inputs, start, shifted)
 
         plain = run()
-        reached = _gradients([*plain.outputs, *plain.leaving], plain)
-        for index, (name, leaf) in enumerate(named_leaves(plain.entering)):
-            if not leaf.is_floating_point():
-                continue
+        leaving = recurrent.components(plain.leaving)
+        reached = _reached(recurrent, [*plain.outputs, *_numbers(plain.leaving)], plain)
+        for name in leaving:
             with torch.no_grad():
-                moved = run(index)
+                moved = run(name)
             if not any(map(_differ, plain.outputs, moved.outputs)):
                 continue
-            where = f"'{name}' of the state" if len(leaves(start)) > 1 else "the state"
-            if not reached[index]:
+            where = f"'{name}' of the state" if len(leaving) > 1 else "the state"
+            if name not in reached:
                 return _finding(
                     f"no gradient reaches {where} that is passed to {recurrent.name}",
                     "return the gradient of its initial state (dh0)",
                 )
-            left = plain.leaving[index]
-            if _differ(left, moved.leaving[index]) and not any(_gradients([left], plain)):
+            left = leaving[name]
+            depends = _differ(left, recurrent.components(moved.leaving)[name])
+            if depends and not _reached(recurrent, [left], plain):
                 return _finding(
                     f"no gradient flows back through {where} that {recurrent.name} returns",
                     "take the gradient of its last state",
@@ -112,38 +117,37 @@ def state_drops_gradients(objective: Objective, segment: Segment) -> Finding | N
     return None
 
 
-def _run(recurrent: Recurrent, inputs: Nest, start: State, shifted: int | None) -> _Ran:
-    """Run from a copy of a state, one leaf of which may be shifted."""
-    entering = map_leaves(lambda x: x.detach().clone(), start)
+def _run(recurrent: Recurrent, inputs: Nest, start: State, shifted: str | None) -> _Ran:
+    """Run from a copy of a state, one part of which may be shifted."""
+    entering = map_leaves(lambda x: x.detach().clone(memory_format=torch.contiguous_format), start)
     if shifted is not None:
-        leaves(entering)[shifted].add_(SHIFT)
-    elif torch.is_grad_enabled():
+        recurrent.components(entering)[shifted].add_(SHIFT)
+    else:
         map_leaves(lambda x: x.requires_grad_(x.is_floating_point()), entering)
     outputs, leaving = recurrent.core(inputs, entering)
-    return _Ran(entering, _numbers(outputs), leaves(leaving))
+    return _Ran(entering, _numbers(outputs), leaving)
 
 
-def _gradients(of: list[Tensor], ran: _Ran) -> list[bool]:
-    """Return for every leaf that entered whether a gradient reaches it."""
-    entering = leaves(ran.entering)
-    wanted = [x for x in entering if x.requires_grad]
+def _reached(recurrent: Recurrent, of: list[Tensor], ran: _Ran) -> set[str]:
+    """Return the parts of the state that entered which a gradient reaches."""
+    wanted = [x for x in leaves(ran.entering) if x.requires_grad]
     outputs = [x for x in of if x.requires_grad]
     if not wanted or not outputs:
-        return [False] * len(entering)
+        return set()
     given = [torch.rand_like(x) + 0.5 for x in outputs]
     with no_autocast(outputs[0].device):
-        found = iter(
-            torch.autograd.grad(outputs, wanted, given, retain_graph=True, allow_unused=True)
+        found = torch.autograd.grad(
+            outputs, wanted, given, retain_graph=True, allow_unused=True, materialize_grads=True
         )
-    gradients = [next(found) if x.requires_grad else None for x in entering]
-    return [g is not None and bool(g.any()) for g in gradients]
+    parts = recurrent.components(with_gradients(ran.entering, found))
+    return {name for name, gradient in parts.items() if gradient.any()}
 
 
 def _finding(what: str, needed: str) -> Finding:
     return Finding(
-        f"{what}, though the outputs depend on it. Context then adds nothing to the gradient, and "
-        f"every truncation length looks unbiased. If a fused kernel drops it, the kernel must "
-        f"{needed}. If you detach it on purpose, all is well"
+        f"{what}, though the outputs depend on it. What flows through it is missing from every "
+        "gradient, so truncation looks less biased than it is. If a fused kernel drops it, the "
+        f"kernel must {needed}. If you detach it on purpose, all is well"
     )
 
 

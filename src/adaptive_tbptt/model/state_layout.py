@@ -33,14 +33,15 @@ class Layout(NamedTuple):
         dims: the batch dimension of each leaf.
         start: one row of the state that None stands for, if that is zero; else None.
         example: a state of one row.
-        joins: whether all that the module returns for a step is `(time, batch, ...)`, in its own
-            order of the two, so that pieces can be joined along time.
+        flat: for each tensor that the module returns, whether time and batch, in its own order of
+            the two, are flattened into one dimension. None if a tensor has neither form, so that
+            pieces cannot be joined along time.
     """
 
     dims: BatchDims
     start: State
     example: State
-    joins: bool
+    flat: list[bool] | None
 
 
 def find_layout(recurrent: Recurrent, inputs: Nest) -> Layout:
@@ -55,7 +56,7 @@ def find_layout(recurrent: Recurrent, inputs: Nest) -> Layout:
             learnt = _reached(one) - _reached(same)
         with torch.no_grad():
             beside, two = recurrent.core(pair, None)
-            longer, _ = recurrent.core(map_leaves(lambda leaf: torch.cat([leaf, leaf]), row), None)
+            square, _ = recurrent.core(map_leaves(lambda leaf: torch.cat([leaf, leaf]), pair), None)
     one, same = detach(one), detach(same)
     if not leaves(one):
         raise ValueError(
@@ -75,17 +76,30 @@ def find_layout(recurrent: Recurrent, inputs: Nest) -> Layout:
             "rows are not independent: a row's state changes with the rows beside it, so the "
             "gradient of one row's loss cannot be separated from that of the others"
         )
-    return Layout(dims, start, one, _joins(recurrent.time_dim, returned, longer, beside))
+    return Layout(dims, start, one, _flat(recurrent.time_dim, cast, returned, beside, square))
 
 
-def _joins(time: int, one: Any, longer: Any, beside: Any) -> bool:
-    """Compare what one step of one row returns with two steps, and with two rows."""
-    found = [[tuple(leaf.shape) for leaf in leaves(nest)] for nest in (one, longer, beside)]
-    steps, rows = ((2, 1), (1, 2)) if time == 0 else ((1, 2), (2, 1))
-    return bool(found[0]) and all(
-        [(*front, *shape[2:]) for shape in found[0]] == shapes
-        for front, shapes in zip(((1, 1), steps, rows), found, strict=True)
-    )
+def _flat(
+    time: int, cast: torch.dtype | None, one: Any, beside: Any, square: Any
+) -> list[bool] | None:
+    """Compare what a step of one row returns with a step of two rows, and with two steps of two."""
+    found = [leaves(nest) for nest in (one, beside, square)]
+    if not found[0] or len({len(tensors) for tensors in found}) > 1:
+        return None
+    flat = []
+    for tensors in zip(*found, strict=True):
+        shapes = [tuple(x.shape) for x in tensors]
+        rest = shapes[0][1:]
+        if shapes == [(a, b, *rest[1:]) for a, b in ((1, 1), (2, 1) if time else (1, 2), (2, 2))]:
+            flat.append(False)
+        # Flattened in the other order, its first step would be elsewhere.
+        elif shapes == [(n, *rest) for n in (1, 2, 4)] and _close(
+            tensors[2].unflatten(0, (2, 2)).select(time, 0), tensors[1], cast
+        ):
+            flat.append(True)
+        else:
+            return None
+    return flat
 
 
 def _reached(state: State) -> set[int]:
