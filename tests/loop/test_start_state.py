@@ -342,7 +342,9 @@ def test_steps_of_the_burn_in_do_not_delay_an_estimate():
     data = torch.randn(120, 4, 3), torch.randn(120, 4, 5)
     stream = at.SequenceStream(*data, burn_in=40)
     controller = at.BiasTolerance(0.3, k_max=8, lags=8)
-    tbptt = at.AdaptiveTBPTT(nn.RNN(3, 5), nn.MSELoss(), controller, losses=20)
+    tbptt = at.AdaptiveTBPTT(
+        nn.RNN(3, 5), nn.MSELoss(), controller, losses=20, estimates_per_epoch=1
+    )
     for _ in range(3):
         for window in tbptt.windows(stream):
             window.backward()
