@@ -125,7 +125,7 @@ def test_the_sign_test_counts_pairs():
     assert regret.paired_test([1, 2], [1, 2]) == 1.0
 
 
-def test_cells_run_in_processes_and_are_kept(tmp_path, monkeypatch):
+def test_a_cell_can_be_sent_to_a_process_and_is_run_once(tmp_path, monkeypatch):
     """Pickled by name: what a process runs must be importable there."""
     job = runner.Job("mackey-glass", "detach 10", 0.004, 100)
     assert pickle.loads(pickle.dumps(runner.finish)).__module__ == "benchmarks.arena.runner"

@@ -100,11 +100,15 @@ def test_a_layer_of_torch_holds_more_per_step_than_its_outputs():
 
 
 def test_the_sentence_recommends_pieces_that_hold_more():
-    memory = WindowMemory(10, 0.0, 2e4, 1e4, 1e3, 100.0)
-    held = memory.longest(0.1)
-    words = memory.sentence(0.1).replace(",", "")
+    memory = WindowMemory(10, 0.0, 2e4, 1e4, 1e3, 5e3)
+    held = memory.longest(0.01)
+    words = memory.sentence(0.01).replace(",", "")
     pieces = int(words.split("recompute=")[1].split()[0])
-    recomputed = memory.longest(0.1, pieces)
+    recomputed = memory.longest(0.01, pieces)
     assert f"hold a window of {held} steps" in words
     assert f"one of {recomputed} steps" in words
     assert recomputed > 50 * held
+    tiny = WindowMemory(10, 0.0, 2.0, 1.0, 1.0, 1.0)
+    assert tiny.sentence(0.1) == "0.1 GB hold a window of more than 1,000,000 steps."
+    assert memory.sentence(8).endswith("Parameters, optimiser and data come on top.")
+    assert "one of more than 1,000,000 steps" in memory.sentence(8)

@@ -18,6 +18,7 @@ from ..model.objective import Objective
 from ..model.running import warm_up
 
 CONTEXT = 8  # steps; arbitrary: memory grows by the same amount with every step
+PLENTY = 1_000_000  # arbitrary: nobody counts steps beyond
 MOST = 2**40  # steps; arbitrary: no window is longer
 
 
@@ -73,13 +74,16 @@ class WindowMemory:
 
     def sentence(self, gigabytes: float) -> str:
         """Say how long a window fits into memory, held and recomputed."""
-        # The pieces for which a window twice as long as the held one needs least.
         held = self.longest(gigabytes)
+        if held >= PLENTY:
+            return f"{gigabytes:g} GB hold a window of more than {PLENTY:,} steps."
+        # The pieces for which a window twice as long as the held one needs least.
         pieces = max(1, round(math.sqrt(2 * held * self.restart / max(self.context_step, 1.0))))
+        again = self.longest(gigabytes, pieces)
+        length = f"{again:,} steps" if again < PLENTY else f"more than {PLENTY:,} steps"
         return (
             f"{gigabytes:g} GB hold a window of {held:,} steps, {self.losses} of them with a loss; "
-            f"with recompute={pieces}, one of {self.longest(gigabytes, pieces):,} steps. "
-            "Parameters, optimiser and data come on top."
+            f"with recompute={pieces}, one of {length}. Parameters, optimiser and data come on top."
         )
 
 
