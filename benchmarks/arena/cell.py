@@ -34,9 +34,9 @@ def validate(task: Task, model: Any) -> float:
     x, y = task.valid
     state, total, count = None, 0.0, 0
     model.eval()
-    for a in range(0, len(x), 256):
-        features, state = model.core(x[a : a + 256], state)
-        part = y[a : a + 256]
+    for a in range(0, len(x), 64):
+        features, state = model.core(x[a : a + 64], state)
+        part = y[a : a + 64]
         n = int((part >= 0).sum()) if not part.is_floating_point() else part.numel()
         if n:
             total += float(task.loss(model.head(features), part)) * n

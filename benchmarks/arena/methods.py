@@ -325,6 +325,7 @@ METHODS: dict[str, Callable[[int], Method]] = {
     "detach 140": lambda seed: Fixed(seed, 140),
     "context 10": lambda seed: Fixed(seed, 10, 10),
     "context 35": lambda seed: Fixed(seed, 35, 35),
+    "context 140": lambda seed: Fixed(seed, 140, 140),
     "jitter (AWD-LSTM)": Jitter,
     "growing": Growing,
     "ARTBP": ARTBP,

@@ -72,7 +72,7 @@ class Task:
         sgd: SGD if true, Adam otherwise.
         rate: middle learning rate, for windows of 10 losses with SGD.
         clip: norm that the gradient is clipped at.
-        budget: processor seconds of a cell; the runs that choose a rate take half of it.
+        budget: processor seconds of a cell; the runs that choose a rate take a part of it.
         window: processor seconds of a reference window (`cell.reference`) where nothing else runs.
             A cell counts time in such windows, so a busy or another machine does not matter.
     """
@@ -243,7 +243,7 @@ def words(rows: int = 16) -> tuple[Data, Data]:
         raise FileNotFoundError("set ADAPTIVE_TBPTT_DATA to the folder that holds ptb/")
     texts = [
         (Path(folder) / "ptb" / f"{split}.txt").read_text().replace("\n", " <eos> ").split()[:size]
-        for split, size in (("train", 160_000), ("valid", 16_000))
+        for split, size in (("train", 160_000), ("valid", 8_000))
     ]
     index = {word: i for i, word in enumerate(dict.fromkeys(texts[0]))}
     train, valid = (torch.tensor([index.get(w, index["<unk>"]) for w in text]) for text in texts)
@@ -294,7 +294,7 @@ TASKS: dict[str, Task] = {
             sgd=False,
             rate=5e-3,
             clip=1.0,
-            budget=24.0,
+            budget=20.0,
             window=0.0017,
         ),
         Task(
@@ -305,7 +305,7 @@ TASKS: dict[str, Task] = {
             sgd=False,
             rate=4e-3,
             clip=1.0,
-            budget=30.0,
+            budget=24.0,
             window=0.0088,
         ),
         Task(
@@ -316,7 +316,7 @@ TASKS: dict[str, Task] = {
             sgd=False,
             rate=4e-3,
             clip=1.0,
-            budget=20.0,
+            budget=16.0,
             window=0.00077,
         ),
         Task(
@@ -327,7 +327,7 @@ TASKS: dict[str, Task] = {
             sgd=True,
             rate=3.2,
             clip=0.1,
-            budget=90.0,
+            budget=75.0,
             window=0.0122,
         ),
         Task(
@@ -338,7 +338,7 @@ TASKS: dict[str, Task] = {
             sgd=False,
             rate=4e-3,
             clip=1.0,
-            budget=45.0,
+            budget=36.0,
             window=0.0144,
         ),
         Task(
@@ -349,7 +349,7 @@ TASKS: dict[str, Task] = {
             sgd=True,
             rate=32.0,
             clip=0.1,
-            budget=45.0,
+            budget=36.0,
             window=0.08,
         ),
     ]
@@ -365,7 +365,7 @@ HELD_BACK: dict[str, Task] = {
             sgd=True,
             rate=3.2,
             clip=0.1,
-            budget=90.0,
+            budget=75.0,
             window=0.0122,
         ),
         Task(
@@ -376,7 +376,7 @@ HELD_BACK: dict[str, Task] = {
             sgd=False,
             rate=4e-3,
             clip=1.0,
-            budget=20.0,
+            budget=16.0,
             window=0.005,
         ),
     ]
