@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,18 +16,45 @@ from .methods import METHODS
 from .tasks import HELD_BACK, TASKS, Task
 
 LOOKS = 30  # validations per cell; their time does not count
+BEATS = 100  # reference windows per cell; nor does theirs
 
 
-def reference(task: Task, model: Any) -> float:
-    """Return the processor time of one window of 35 steps, forward and backward.
+class Clock:
+    """Processor time in units of a reference window: 35 steps, forward and backward.
 
-    The same in every cell of a task, so that it tells how fast the machine was during this one.
+    Two cells side by side slow each other down, and not always equally. The same window is timed
+    over and over in every cell of a task, so it tells how fast the machine is at that moment.
+
+    Attributes:
+        used: time used so far, in seconds of a machine on which a reference window takes
+            `task.window` seconds.
+        seconds: the same on this machine.
     """
-    x, y = task.train
-    began = time.process_time()
-    outputs, _ = model(x[:35])
-    torch.autograd.grad(task.loss(outputs, y[:35]), list(model.parameters()))
-    return time.process_time() - began
+
+    def __init__(self, task: Task, model: Any) -> None:
+        self.used = self.seconds = 0.0
+        self._task, self._model = task, model
+        self._beats = deque([self._reference() for _ in range(5)], maxlen=5)
+
+    def _reference(self) -> float:
+        x, y = self._task.train
+        began = time.process_time()
+        outputs, _ = self._model(x[:35])
+        torch.autograd.grad(self._task.loss(outputs, y[:35]), list(self._model.parameters()))
+        return time.process_time() - began
+
+    def run(self, until: float, work: Callable[[], None]) -> None:
+        """Repeat some work until so much time is used, or a beat is due."""
+        before = statistics.median(self._beats)
+        began = time.process_time()
+        allowed = (until - self.used) * before / self._task.window
+        while (passed := time.process_time() - began) < allowed:
+            work()
+        self._beats.append(self._reference())
+        # Between the speed before and after, so that a change in between counts half.
+        slower = (before + statistics.median(self._beats)) / 2 / self._task.window
+        self.seconds += passed
+        self.used += passed / slower
 
 
 @torch.no_grad()
@@ -56,24 +85,25 @@ def run(name: str, method: str, rate: float, seed: int, share: float = 1.0) -> A
     optimizer = task.optimizer(model, rate)
     carried = Carried(how.reach)
     budget = task.budget * share
-    seconds, used, first, updates, losses = 0.0, 0.0, 0, 0, 0
+    first, updates, losses = 0, 0, 0
+
+    def work() -> None:
+        nonlocal first, updates, losses
+        if first >= steps:
+            first = 0
+            carried.begin()
+        stop = how.update(task, model, optimizer, carried, first, clock.used / budget)
+        updates, losses, first = updates + 1, losses + stop - first, stop
+
     curve = [(0.0, 0, validate(task, model))]
-    beats = [reference(task, model) for _ in range(3)]
-    due = budget / LOOKS
-    while used < budget and math.isfinite(curve[-1][2]):
-        slower = statistics.median(beats) / task.window
-        began = time.process_time()
-        while time.process_time() - began < (due - used) * slower:
-            if first >= steps:
-                first = 0
-                carried.begin()
-            stop = how.update(task, model, optimizer, carried, first, used / budget)
-            updates, losses, first = updates + 1, losses + stop - first, stop
-        seconds += time.process_time() - began
-        beats.append(reference(task, model))
-        used = seconds * task.window / statistics.median(beats)
-        due = max(used, due) + budget / LOOKS
-        curve.append((round(used, 3), updates, validate(task, model)))
+    clock = Clock(task, model)
+    for look in range(LOOKS):
+        due = budget * (look + 1) / LOOKS
+        while clock.used < due:
+            clock.run(min(due, clock.used + budget / BEATS), work)
+        curve.append((round(clock.used, 3), updates, validate(task, model)))
+        if not math.isfinite(curve[-1][2]):
+            break
     return {
         "task": name,
         "method": method,
@@ -82,6 +112,7 @@ def run(name: str, method: str, rate: float, seed: int, share: float = 1.0) -> A
         "budget": budget,
         "updates": updates,
         "epochs": losses / steps,
-        "slower": statistics.median(beats) / task.window,
+        "slower": clock.seconds / clock.used,
+        "about": how.about(),
         "curve": curve,
     }

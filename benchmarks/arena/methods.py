@@ -36,6 +36,10 @@ class Method:
         """Return the next window, with the fraction of the budget that is used."""
         raise NotImplementedError
 
+    def about(self) -> dict[str, Any]:
+        """Return what a cell should keep about the run."""
+        return {}
+
     def update(
         self, task: Any, model: Any, optimizer: Any, carried: Carried, first: int, done: float
     ) -> int:
@@ -283,6 +287,12 @@ class Library(Method):
         self._seed, self._make, self._k2 = seed, controller, losses
         self._loop: Any = None
         self._windows: Any = iter(())
+        self._contexts = self._updates = 0
+
+    def about(self) -> dict[str, Any]:
+        """Every K that was chosen, by the step it was chosen at, and the mean context."""
+        chosen = [(e.step, e.k) for e in self._loop.history]
+        return {"k": chosen, "mean_context": self._contexts / max(self._updates, 1)}
 
     def update(
         self, task: Any, model: Any, optimizer: Any, carried: Carried, first: int, done: float
@@ -298,6 +308,8 @@ class Library(Method):
             self._windows = iter(self._loop.windows(self._stream))
             window = next(self._windows)
         window.backward()
+        self._contexts += window.first - window.start
+        self._updates += 1
         scale = math.sqrt(window.losses / 10) if task.sgd and self._k2 is None else 1.0
         apply(task, model, optimizer, scale)
         return int(window.stop)

@@ -243,7 +243,7 @@ def words(rows: int = 16) -> tuple[Data, Data]:
         raise FileNotFoundError("set ADAPTIVE_TBPTT_DATA to the folder that holds ptb/")
     texts = [
         (Path(folder) / "ptb" / f"{split}.txt").read_text().replace("\n", " <eos> ").split()[:size]
-        for split, size in (("train", 160_000), ("valid", 8_000))
+        for split, size in (("train", 160_000), ("valid", 4_000))
     ]
     index = {word: i for i, word in enumerate(dict.fromkeys(texts[0]))}
     train, valid = (torch.tensor([index.get(w, index["<unk>"]) for w in text]) for text in texts)
