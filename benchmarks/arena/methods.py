@@ -139,40 +139,6 @@ class ARTBP(Method):
         return Plan(length, inner=tuple(inner), share=length / self.MEAN)
 
 
-class Coin(Method):
-    """The detach loop plus a context that is drawn: level j with probability P_j, weight 1 / P_j.
-
-    Args:
-        seed: of the draws.
-        losses: per window.
-        levels: contexts as multiples of the losses.
-        chances: P_j, not increasing.
-        power: weights are P_j ** -power; 1 is unbiased, 0 no weight.
-    """
-
-    def __init__(
-        self,
-        seed: int,
-        losses: int,
-        levels: tuple[int, ...] = (1,),
-        chances: tuple[float, ...] = (0.5,),
-        power: float = 1.0,
-    ) -> None:
-        super().__init__(seed)
-        self.losses, self.reach = losses, losses * levels[-1]
-        self._cuts = tuple(losses * level for level in levels)
-        self._chances = (1.0, *chances)
-        self._factors = tuple(
-            (a / b) ** power for a, b in zip(self._chances, self._chances[1:], strict=False)
-        )
-
-    def next_plan(self, done: float) -> Plan:
-        """Draw how far back."""
-        draw = self.rng.random()
-        reached = sum(draw < p for p in self._chances[1:])
-        return Plan(int(self.losses), self._cuts[:reached], self._factors[:reached])
-
-
 class Telescope(Method):
     """Randomised telescopes, Russian roulette (Beatson and Adams 2019).
 
@@ -276,15 +242,20 @@ class Library(Method):
     Args:
         seed: of its draws.
         controller: made from the seed.
-        losses: K2; None is K, and SGD's rate then grows with the root of K.
+        losses: K2, at least; None is K.
+        losses_per_k: as in `AdaptiveTBPTT`.
     """
 
     def __init__(
-        self, seed: int, controller: Callable[[int], Any], losses: int | None = None
+        self,
+        seed: int,
+        controller: Callable[[int], Any],
+        losses: int | None = None,
+        losses_per_k: float | None = None,
     ) -> None:
         super().__init__(seed)
         self.losses = losses or 10
-        self._seed, self._make, self._k2 = seed, controller, losses
+        self._seed, self._make, self._k2, self._per_k = seed, controller, losses, losses_per_k
         self._loop: Any = None
         self._windows: Any = iter(())
         self._contexts = self._updates = 0
@@ -301,7 +272,12 @@ class Library(Method):
         if self._loop is None:
             self._stream = at.SequenceStream(*task.train)
             self._loop = at.AdaptiveTBPTT(
-                model, task.loss, self._make(self._seed), losses=self._k2, seed=self._seed
+                model,
+                task.loss,
+                self._make(self._seed),
+                losses=self._k2,
+                losses_per_k=self._per_k,
+                seed=self._seed,
             )
         window = next(self._windows, None)
         if window is None:
@@ -310,7 +286,9 @@ class Library(Method):
         window.backward()
         self._contexts += window.first - window.start
         self._updates += 1
-        scale = math.sqrt(window.losses / 10) if task.sgd and self._k2 is None else 1.0
+        # SGD's rate is that of windows with `self.losses` losses, and grows with their root.
+        planned = self._loop.losses_per_window(self._loop.k)
+        scale = math.sqrt(planned / self.losses) if task.sgd else 1.0
         apply(task, model, optimizer, scale)
         return int(window.stop)
 
@@ -322,13 +300,12 @@ def paper(seed: int) -> Any:
 
 
 def ours(losses: int) -> Callable[[int], Method]:
-    """A context chosen by its measured bias, and random ones beyond it."""
+    """The library's default, with the number of losses to start from."""
 
     def make(seed: int) -> Any:
-        base = at.BiasTolerance(0.1, k_min=0, k_max=128, lags=128)
-        return at.Unbiased(160, seed=seed, base=base)
+        return at.Unbiased(128, seed=seed, base=at.truncate.BestPace(128))
 
-    return lambda seed: Library(seed, make, losses)
+    return lambda seed: Library(seed, make, losses, 1.0)
 
 
 METHODS: dict[str, Callable[[int], Method]] = {
@@ -345,8 +322,8 @@ METHODS: dict[str, Callable[[int], Method]] = {
     "levels, delta 0.1, 35": lambda seed: Library(seed, lambda _: at.BiasTolerance(0.1), 35),
     "full": lambda seed: Fixed(seed, 1000),
     "telescope": lambda seed: Telescope(seed, 35, (1, 2, 4, 8)),
-    "coin 35": lambda seed: Coin(seed, 35),
-    "Unbiased, 35": lambda seed: Library(seed, lambda s: at.Unbiased(160, seed=s), 35),
+    "pace, 20": lambda seed: Library(seed, lambda _: at.truncate.BestPace(), 20, 1.0),
     "ours, 10": ours(10),
+    "ours, 20": ours(20),
     "ours, 35": ours(35),
 }

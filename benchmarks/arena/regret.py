@@ -152,4 +152,4 @@ def draw(cells: Cells, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-OURS = "ours, 35"
+OURS = "ours, 20"

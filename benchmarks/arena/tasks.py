@@ -294,7 +294,7 @@ TASKS: dict[str, Task] = {
             sgd=False,
             rate=5e-3,
             clip=1.0,
-            budget=20.0,
+            budget=16.0,
             window=0.0017,
         ),
         Task(

@@ -5,6 +5,13 @@ from __future__ import annotations
 LOSSES = 35
 """Losses per window of the loop that `diagnose` asks about: the usual length in word models."""
 
+UPDATE_LOSSES = 20
+"""Losses per window while training, at least. Smallest worst regret in `benchmarks/arena`, beside
+10 and 35."""
+
+CONTEXT = 128
+"""Longest context of the recommended loop."""
+
 DELTA = 0.1
 """Tolerated bias that `diagnose` recommends for; the paper's most careful setting."""
 
@@ -17,7 +24,7 @@ BURN_IN = 20
 K_MIN, K_MAX, PROBE_LAGS = 1, 100, 100
 """Limits of K and lags of an estimate while training; the paper's for the copy task."""
 
-ESTIMATE_SHARE = 0.1
+ESTIMATE_SHARE = 0.05
 """Steps that estimates of K read, relative to those of training, at most. An estimate for 35 losses
 and 100 lags reads 8 windows, 1,240 steps: as much as a short epoch."""
 

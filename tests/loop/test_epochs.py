@@ -269,7 +269,6 @@ def test_a_tolerance_that_is_not_met_is_said_once():
     [
         ({"losses": 0}, "losses must be at least 1 step, got 0"),
         ({"losses_per_k": 0.0}, "losses_per_k must be positive"),
-        ({"losses": 3, "losses_per_k": 1.0}, "not both"),
         ({"estimates_per_epoch": 0}, "estimates_per_epoch"),
         ({"estimate_every": 0}, "estimate_every"),
         ({"burn_in": -1}, "burn_in"),
@@ -326,7 +325,8 @@ def test_a_number_will_do():
             controller(wrong)
     with pytest.raises(ValueError, match="k must not be negative"):
         controller(-3)
-    for wrong in ("0.1", None, True, at.BiasTolerance):
+    assert controller(None) == at.Unbiased(128, base=at.truncate.BestPace(128))
+    for wrong in ("0.1", [], True, at.BiasTolerance):
         with pytest.raises(TypeError, match=r"a tolerance such as 0\.1, a length such as 35"):
             controller(wrong)
 

@@ -26,6 +26,8 @@ CONTROLLERS = {
     "measured": MEASURED,
     "measured rate": at.truncate.RateLimited(MEASURED, factor=1.5),
     "measured powers": at.truncate.Bucketed(at.truncate.Limited(MEASURED, low=3, high=40)),
+    "pace": at.truncate.BestPace(k_max=60),
+    "pace, unbiased": at.Unbiased(100, base=at.truncate.BestPace(k_max=60)),
     "detached": at.FixedTruncation(0),
     "unbiased": at.Unbiased(40),
     "measured, unbiased": at.Unbiased(100, base=MEASURED),

@@ -69,7 +69,7 @@ def window_gradient(model, controller, stream, number):
     "rule",
     [
         at.Unbiased(40),
-        at.Unbiased(17, chance=0.7, fall=0.3),
+        at.Unbiased(17, share=0.7, fall=0.3),
         at.Unbiased(40, base=at.FixedTruncation(7)),
     ],
 )
@@ -106,20 +106,32 @@ def test_without_its_weights_the_mean_is_another_one(drawn):
 
 
 def test_levels_double_from_the_losses_to_k_max():
-    assert at.Unbiased(40).levels(10) == ((10, 0.5), (20, 0.25), (40, 0.125))
-    assert at.Unbiased(35, chance=1.0, fall=0.1).levels(10) == ((10, 1.0), (20, 0.1), (35, 0.1**2))
-    assert at.Unbiased(8).levels(10) == ((8, 0.5),)
-    assert at.Unbiased(40).expected_context(10) == 0.5 * 10 + 0.25 * 10 + 0.125 * 20
+    rule = at.Unbiased(40, share=9.0)  # so large that the first level is a coin
+    assert rule.levels(10) == ((10, 0.5), (20, 0.25), (40, 0.125))
+    assert at.Unbiased(8, share=9.0).levels(10) == ((8, 0.5),)
+    assert at.Unbiased(35, share=9.0, fall=0.1).levels(10) == (
+        (10, 0.5),
+        (20, 0.05),
+        (35, 0.5 * 0.1**2),
+    )
 
 
 def test_levels_beyond_the_context_that_always_runs():
-    rule = at.Unbiased(40, base=at.FixedTruncation(20))
+    rule = at.Unbiased(40, share=9.0, base=at.FixedTruncation(20))
     assert rule.levels(10, 9) == ((9, 1.0), (10, 0.5), (20, 0.25), (40, 0.125))
     assert rule.levels(10, 10) == ((10, 1.0), (20, 0.5), (40, 0.25))
     assert rule.levels(10, 20) == ((20, 1.0), (40, 0.5))
     assert rule.levels(10, 40) == ((40, 1.0),)
     assert rule.expected_context(10, 20) == 20 + 0.5 * 20
     assert rule.context(rule.init(), 10, 0).k >= 20
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.3])
+@pytest.mark.parametrize("always", [0, 7, 16, 20])
+def test_random_levels_cost_their_share(share, always):
+    rule = at.Unbiased(80, share=share)
+    extra = rule.expected_context(10, always) - always
+    assert extra == pytest.approx(share * (10 + always))
 
 
 def test_a_tolerance_chooses_the_context_that_always_runs():
@@ -166,7 +178,7 @@ def test_each_draw_is_uniform_over_seeds():
 def test_a_window_says_how_far_it_looked_and_with_which_factors(drawn):
     drawn(0.2)  # both levels: 5 steps with probability 0.5, 10 with 0.25
     stream = at.SequenceStream(torch.randn(80, 2, 3), torch.randn(80, 2, 4))
-    window, _ = window_gradient(nn.GRU(3, 4), at.Unbiased(10), stream, 6)
+    window, _ = window_gradient(nn.GRU(3, 4), at.Unbiased(10, share=9.0), stream, 6)
     assert (window.k, window.start, window.first, window.reach) == (10, 20, 30, (10, 14))
     assert window.factors == {30: 2.0, 25: 2.0}
 
@@ -222,7 +234,7 @@ def test_a_run_that_goes_on_draws_as_one_that_was_not_stopped():
     ("make", "says"),
     [
         (lambda: at.Unbiased(0), "k_max must be at least 1"),
-        (lambda: at.Unbiased(10, chance=0.0), r"chance must be in \(0, 1\], got 0"),
+        (lambda: at.Unbiased(10, share=0.0), "share must be positive, got 0"),
         (lambda: at.Unbiased(10, base=at.FixedTruncation(11)), "base may choose up to 11 steps"),
         (lambda: at.Unbiased(10, fall=1.5), r"fall must be in \(0, 1\], got 1.5"),
         (lambda: at.AdaptiveTBPTT(nn.GRU(3, 4), F.mse_loss, at.Unbiased(9)), "losses=35"),

@@ -22,6 +22,8 @@ class Outcome(Enum):
         NO_BOUND: at every k the cut part may outweigh the kept part; k_max is used.
         UNRESOLVED: noise hides the answer; more samples are needed.
         HELD_BACK: a wrapper keeps k below the one that meets delta.
+        BEST_PACE: no delta was asked for; k gains most per step of work.
+        KEPT: no delta was asked for, and noise hides which k gains most; k stays.
     """
 
     MET = "met"
@@ -32,6 +34,8 @@ class Outcome(Enum):
     NO_BOUND = "the relative bias has no bound"
     UNRESOLVED = "hidden by noise, more samples are needed"
     HELD_BACK = "held back by a wrapper"
+    BEST_PACE = "gains most per step of work"
+    KEPT = "kept, since noise hides the gradient"
 
     @property
     def met(self) -> bool:
@@ -82,7 +86,7 @@ class TruncationDecision:
         relative_bias: the relative bias at `k`, or a bound on it; infinite if there is none.
         outcome: what happened; `outcome.met` tells whether delta is kept.
         message: the outcome as a sentence.
-        delta: the tolerance.
+        delta: the tolerance; None if there was none.
         beta: the decay rate behind the choice.
         tau: the lag from which the rate was fitted.
     """
@@ -91,7 +95,7 @@ class TruncationDecision:
     relative_bias: float
     outcome: Outcome
     message: str
-    delta: float
+    delta: float | None
     beta: float
     tau: int
 

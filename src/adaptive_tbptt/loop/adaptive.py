@@ -6,6 +6,7 @@ import math
 import warnings
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
@@ -17,7 +18,7 @@ from ..data.stream import Stream, require_stream
 from ..distributed.ranks import Ranks, present_ranks
 from ..errors import TruncationWarning
 from ..measure.fused_layer import ProbePlan
-from ..measure.sampling import Evidence, Request, Source
+from ..measure.sampling import Evidence, LevelRequest, Request, Source
 from ..model.checks import look
 from ..model.objective import CountLosses, Objective
 from ..model.recurrent import LossFn, Recurrent
@@ -30,6 +31,7 @@ from .estimates import Estimate
 from .window import Span, Tally, Window
 
 FIELDS = fields(Estimate)
+EARLY = 4  # arbitrary: the first estimate need not wait until it is affordable
 LOOK_STEPS = 64  # arbitrary: enough to meet a mask or a sequence's end, cheap beside an epoch
 
 
@@ -66,16 +68,20 @@ class AdaptiveTBPTT:
         model: any recurrent module; see `adaptive_tbptt.model`.
         loss_fn: `loss_fn(outputs, targets)`, called once for all losses of a window. Any scalar
             but a sum over steps: a mean, or a loss that is normalised over the window.
-        controller: `FixedTruncation`, `BiasTolerance`, or a wrapper around one. A whole number is
-            `FixedTruncation(k)`, a fraction `BiasTolerance(delta)`.
+        controller: how to truncate. None is the recommended way, `Unbiased(128, base=BestPace())`
+            with at least 20 losses per window, and at least as many as steps of context. A whole
+            number is `FixedTruncation(k)`, a fraction `BiasTolerance(delta)`.
         losses: K2, the steps of a window that carry a loss; None is `losses_per_k` times K. The
             window is K + K2 steps, so that every loss sees lags 0..K whatever K2 is.
-        losses_per_k: K2 as a multiple of K, instead of `losses`; None is 1, the paper's choice.
+        losses_per_k: K2 as a multiple of K; None is 1, the paper's choice, unless you pass
+            `losses`. With both, K2 is the larger of the two.
         overlap: False leaves the context out: BPTT(K2, K2), as frameworks do it. The first loss of
             a window then sees lag 0 alone, and no bound holds.
-        estimates_per_epoch: how often to estimate K (alpha in the paper). None is once; less
-            often where estimates would read more than a tenth as many steps as training.
-        estimate_every: steps between estimates; needed if the stream's length is unknown.
+        estimates_per_epoch: how often to estimate K (alpha in the paper). None is once with the
+            paper's gauges. Measurements by level come whenever training has gone on by 5 %, at
+            least once per epoch, but never read more than 5 % as many steps as training.
+        estimate_every: steps between estimates; the paper's gauges need it if the stream's length
+            is unknown.
         burn_in: steps that warm up the state before a measurement; 20 as in the release.
         count_losses: `count_losses(targets)` counts the unmasked losses in targets. None counts
             every step of every row, minus targets equal to `loss_fn.ignore_index`.
@@ -96,6 +102,7 @@ class AdaptiveTBPTT:
         probed_steps: steps of data that estimates measured on.
 
     Choosing `losses`: larger costs less per loss, smaller updates more often. The paper uses K.
+    With context, as many losses as steps of context keep its cost at a factor of two.
 
     Choosing `recompute`: leave it out unless memory runs out. It costs at most one more forward
     pass, whatever the number. A small number holds few steps, but keeps a state per piece; 10 to 50
@@ -118,7 +125,7 @@ class AdaptiveTBPTT:
         self,
         model: nn.Module | Recurrent,
         loss_fn: LossFn,
-        controller: Controller | float,
+        controller: Controller | float | None = None,
         *,
         losses: int | None = None,
         losses_per_k: float | None = None,
@@ -133,6 +140,9 @@ class AdaptiveTBPTT:
         ranks: Ranks | None = None,
         recompute: int | None = None,
     ) -> None:
+        if controller is None:
+            losses = defaults.UPDATE_LOSSES if losses is None else losses
+            losses_per_k = 1.0 if losses_per_k is None else losses_per_k
         check_losses(losses, losses_per_k)
         if estimates_per_epoch is not None and estimates_per_epoch <= 0:
             raise ValueError(f"estimates_per_epoch must be positive, got {estimates_per_epoch}")
@@ -222,9 +232,10 @@ class AdaptiveTBPTT:
 
     def losses_per_window(self, k: int) -> int:
         """Return K2 for a truncation length."""
-        if self.losses is not None:
-            return self.losses
-        return max(1, round((1.0 if self.losses_per_k is None else self.losses_per_k) * k))
+        least = 1 if self.losses is None else self.losses
+        if self.losses_per_k is None:
+            return least if self.losses is not None else max(1, k)
+        return max(least, round(self.losses_per_k * k))
 
     def windows(self, stream: Stream) -> Windows:
         """Return the windows of an epoch, from the stream's cursor on.
@@ -344,6 +355,9 @@ class AdaptiveTBPTT:
             raise self._not_of(stream)
         self._stream = weakref.ref(whole)
         self._carried.open(self.recurrent, stream, self.ranks)
+        if self.controller.k_max and self.overlap:  # whether a window may be cut among its losses
+            with suppress(ValueError):  # the layout is not to be found: it may not
+                self.recurrent.dims(self.recurrent.place(stream.peek(1).inputs))
         request = self.request
         if request is not None:
             stream.reserve(max(self.burn_in, stream.burn_in) + request.steps)
@@ -371,7 +385,9 @@ class AdaptiveTBPTT:
         k, factors = self.controller.context(self.truncation, planned, self.trained_steps)
         start = max(first - k, self._carried.oldest) if self.overlap else first
         at = {first - back: factor for back, factor in factors if first - back > start}
-        return Span(k, start, first, stream.available(first + planned), planned, at)
+        stop = stream.available(first + planned)
+        following = stop - (self.truncation.known_k if self.overlap else 0)
+        return Span(k, start, first, stop, planned, following, at)
 
     def _not_of(self, stream: Stream) -> ValueError:
         return ValueError(
@@ -382,18 +398,31 @@ class AdaptiveTBPTT:
     def _estimate_is_due(self, stream: Stream) -> bool:
         if self.truncation.k is None:
             return True
-        if self.estimate_every is None and stream.length is None:
+        length = None if stream.length is None else stream.length - stream.burn_in
+        every = self.estimate_every or self.steps_between_estimates(length)
+        return self._tally.since_estimate >= every
+
+    def steps_between_estimates(self, epoch: int | None) -> int:
+        """Return the steps from one estimate to the next.
+
+        Args:
+            epoch: steps of an epoch; None if the stream's length is unknown.
+        """
+        request = self.request
+        by_level = isinstance(request, LevelRequest)
+        if epoch is None and (self.estimates_per_epoch is not None or not by_level):
             raise ValueError(
                 "the length of the stream is unknown: pass estimate_every=, a number of steps, in "
                 "place of estimates_per_epoch"
             )
-        trained = (stream.length or 0) - stream.burn_in
-        every = self.estimate_every or self.steps_between_estimates(trained)
-        return self._tally.since_estimate >= every
-
-    def steps_between_estimates(self, epoch: int) -> int:
-        """Return the steps from one estimate to the next, in epochs of so many steps."""
         if self.estimates_per_epoch is not None:
-            return math.ceil(epoch / self.estimates_per_epoch)
-        cost = 0 if (r := self.request) is None else r.batches * (self.burn_in + r.steps)
-        return max(epoch, math.ceil(cost / defaults.ESTIMATE_SHARE))
+            return math.ceil((epoch or 0) / self.estimates_per_epoch)
+        cost = 0 if request is None else request.batches * (self.burn_in + request.steps)
+        affordable = math.ceil(cost / defaults.ESTIMATE_SHARE)
+        if not by_level:
+            return max(epoch or 0, affordable)
+        if not self.history:
+            return affordable // EARLY
+        # Parameters move fast at first, so estimates are then worth more.
+        news = math.ceil(self.trained_steps * defaults.ESTIMATE_SHARE)
+        return max(affordable, news if epoch is None else min(news, epoch))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from numbers import Integral, Real
 
+from .. import defaults
+from ..truncate.best_pace import BestPace
 from ..truncate.bias_tolerance import BiasTolerance
 from ..truncate.controller import Controller
 from ..truncate.fixed import FixedTruncation
@@ -11,8 +13,10 @@ from ..truncate.unbiased import Unbiased
 from ..truncate.wrappers import Wrapper
 
 
-def as_controller(truncation: Controller | float) -> Controller:
+def as_controller(truncation: Controller | float | None) -> Controller:
     """Return a controller; a number between 0 and 1 is a tolerance, a whole number is K.
+
+    None is the recommended one: a context chosen for its pace, and random ones beyond it.
 
     >>> as_controller(35)
     FixedTruncation(k=35)
@@ -24,6 +28,8 @@ def as_controller(truncation: Controller | float) -> Controller:
             f"{type(truncation).__name__} changes the k that an estimate chose, and Unbiased draws "
             f"its own: pass Unbiased(..., base={type(truncation).__name__}(...))"
         )
+    if truncation is None:
+        return Unbiased(defaults.CONTEXT, base=BestPace(defaults.CONTEXT))
     if isinstance(truncation, Controller):
         return truncation
     if isinstance(truncation, Integral) and not isinstance(truncation, bool):
@@ -43,10 +49,6 @@ def as_controller(truncation: Controller | float) -> Controller:
 
 def check_losses(losses: int | None, losses_per_k: float | None) -> None:
     """Refuse a number of losses per window that makes no sense."""
-    if losses is not None and losses_per_k is not None:
-        raise ValueError(
-            "give losses (a number of steps) or losses_per_k (a multiple of K), not both"
-        )
     if losses is not None and (isinstance(losses, bool) or not isinstance(losses, Integral)):
         raise TypeError(
             f"losses is a number of steps, got {losses!r}; for a multiple of K pass "

@@ -14,6 +14,7 @@ from .._torch.number_formats import Scaler, flushed_denormals, no_autocast
 from ..data.stream import Stream
 from ..distributed.ranks import Ranks
 from ..model.objective import Objective
+from ..model.recurrent import Recurrent
 from .carried_states import CarriedStates
 from .window_pass import Recompute, WindowPass, window_forward
 
@@ -27,6 +28,7 @@ class Span(NamedTuple):
         first: first step that carries a loss.
         stop: the step after the last.
         planned: K2 as planned; the last window of an epoch may carry fewer.
+        following: where the next window starts if K stays.
         factors: by step of the stream, the factor on the gradient of the state there.
     """
 
@@ -35,6 +37,7 @@ class Span(NamedTuple):
     first: int
     stop: int
     planned: int
+    following: int
     factors: dict[int, float] = {}  # noqa: RUF012 - never written to
 
 
@@ -86,7 +89,8 @@ class Window:
         ranks: Ranks,
         recompute: int | None = None,
     ) -> None:
-        self.k, self.start, self.first, self.stop, self._planned, self.factors = span
+        self.k, self.start, self.first, self.stop = span[:4]
+        self._planned, self._following, self.factors = span[4:]
         self.losses = self.steps = self.stop - self.first
         self.reach = self.first - self.start, self.stop - 1 - self.start
         self.weight: float | None = None
@@ -132,7 +136,7 @@ class Window:
         full = self.steps == self._planned and context in (0, self.k)
         forward = window_forward if full else eager()(window_forward)
         factors = {step - self.start: factor for step, factor in self.factors.items()}
-        marks = self._marks(context)
+        marks = self._marks(context, recurrent)
         again = None if self._recompute is None else Recompute(self._recompute, not full)
         return forward(self._objective, segment, state, context, marks, factors, again)
 
@@ -147,12 +151,14 @@ class Window:
         if not self._passed:
             self._stream.cursor = self.stop
 
-    def _marks(self, context: int) -> list[int]:
-        """Return the step where the next window starts if K stays, if that lies in the context."""
-        if self.factors:  # every window starts at a boundary, whose state is held
-            return []
-        following = self.stop - self.k - self.start
-        return [following] if 0 < following < context else []
+    def _marks(self, context: int, recurrent: Recurrent) -> list[int]:
+        """Return the step where the next window starts, so that its state is held.
+
+        Outputs that cannot be joined would lose their common loss if that step cut the losses.
+        """
+        following = self._following - self.start
+        last = self.stop - self.start if recurrent.joins else context
+        return [following] if 0 < following < last else []
 
     def backward(self, scale: float = 1.0, scaler: Scaler | None = None) -> Tensor:
         """Add the gradient of the window, times `scale`, to `.grad`; return the loss.

@@ -81,7 +81,7 @@ def window_forward(
         state: the detached state entering it.
         context: K1 - K2, the steps without a loss. If the model exposes core and head, the head
             does not run for them.
-        marks: further steps, at most `context`, whose entering state to return.
+        marks: further steps whose entering state to return. Those above `context` cut the losses.
         factors: by step, at most `context`, the factor on the gradient of the state there.
         recompute: how to run a window of more than `recompute.steps` steps; None holds all of it.
 

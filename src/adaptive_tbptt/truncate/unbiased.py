@@ -32,6 +32,7 @@ from .controller import Context, Controller, TruncationState
 from .fixed import FixedTruncation
 
 GOLDEN = (math.sqrt(5) - 1) / 2
+FIRST = 0.5  # the largest probability of the first random level, as for the flip of a coin
 
 
 def draw(seed: int, window: float) -> float:
@@ -49,32 +50,33 @@ class Unbiased(Controller):
     """A random context beyond the one that `base` chooses: unbiased up to k_max.
 
     The random levels are 1, 2, 4, ... times `losses` steps, as far as they exceed the context that
-    always runs, and k_max. The first has the probability `chance`, each further one `fall` times
-    that of the one before. Multiples of `losses` are window boundaries, whose states are held.
+    always runs, and k_max. Each has `fall` times the probability of the one before. The first has
+    the probability that makes the random levels cost `share` of the rest of the window on average,
+    at most 1/2. Multiples of `losses` are window boundaries, whose states are held.
 
     Attributes:
         k_max: the longest context; lags further back are cut.
-        chance: probability of the first random level.
+        share: expected steps of the random levels, relative to those that always run.
         fall: probability of each level relative to the one before it.
         seed: of the draws, which depend only on it and on the steps trained so far.
         base: chooses the context that always runs: `FixedTruncation(0)` for none, or a
             `BiasTolerance` with a k_max that is not larger.
 
-    Choosing k_max: it bounds memory, and the average cost grows with its logarithm. Choosing chance
-    and fall: smaller values cost less and add noise, since rare levels have larger weights.
+    Choosing k_max: it bounds memory. Choosing share: smaller values cost less and add noise, since
+    rare levels have larger weights.
 
     Clipping acts on the weighted gradient. A clipped gradient is no longer unbiased.
 
     >>> Unbiased(k_max=80).levels(losses=10)
-    ((10, 0.5), (20, 0.25), (40, 0.125), (80, 0.0625))
-    >>> Unbiased(k_max=80).levels(losses=10, always=16)
-    ((16, 1.0), (20, 0.5), (40, 0.25), (80, 0.125))
+    ((10, 0.08), (20, 0.04), (40, 0.02), (80, 0.01))
     >>> Unbiased(k_max=80).expected_context(losses=10)
-    12.5
+    2.0
+    >>> Unbiased(k_max=80, share=2).levels(losses=10, always=16)
+    ((16, 1.0), (20, 0.5), (40, 0.25), (80, 0.125))
     """
 
     k_max: int = defaults.LAGS
-    chance: float = 0.5
+    share: float = 0.2
     fall: float = 0.5
     seed: int = 0
     base: Controller = field(default_factory=lambda: FixedTruncation(0))
@@ -83,9 +85,10 @@ class Unbiased(Controller):
         require_whole(k_max=self.k_max)
         if self.k_max < 1:
             raise ValueError(f"k_max must be at least 1 step of context, got {self.k_max}")
-        for name in ("chance", "fall"):
-            if not 0.0 < getattr(self, name) <= 1.0:
-                raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
+        if not self.share > 0.0:
+            raise ValueError(f"share must be positive, got {self.share}: 0.2 adds 20 % of steps")
+        if not 0.0 < self.fall <= 1.0:
+            raise ValueError(f"fall must be in (0, 1], got {self.fall}")
         if self.base.k_max > self.k_max:
             raise ValueError(
                 f"base may choose up to {self.base.k_max} steps of context, more than "
@@ -99,13 +102,16 @@ class Unbiased(Controller):
             losses: K2 of the window.
             always: the context that runs in every window.
         """
-        found, context, chance = [(always, 1.0)] if always else [], losses, self.chance
-        while context < self.k_max:
-            if context > always:
-                found.append((context, chance))
-                chance *= self.fall
-            context *= 2
-        return (*found, (self.k_max, chance)) if always < self.k_max else tuple(found)
+        sure = ((always, 1.0),) if always else ()
+        if always >= self.k_max:
+            return sure
+        doubled = (losses << i for i in range(self.k_max.bit_length()))
+        contexts = [*(c for c in doubled if always < c < self.k_max), self.k_max]
+        odds = [self.fall**i for i in range(len(contexts))]
+        edges = pairwise([always, *contexts])
+        steps = sum(odd * (b - a) for odd, (a, b) in zip(odds, edges, strict=True))
+        first = min(FIRST, self.share * (losses + always) / steps)
+        return (*sure, *((c, first * odd) for c, odd in zip(contexts, odds, strict=True)))
 
     def expected_context(self, losses: int, always: int = 0) -> float:
         """Return the mean number of steps of context that a window runs."""

@@ -93,6 +93,7 @@ class DecayDiagnosis:
         )
         rows = [("delta", "K", f"{u.level:.0%}" if u else "", "bound", "outcome")]
         for d in self.decisions:
+            assert d.delta is not None
             interval = _span(u.k[d.delta] if u else None, ".0f")
             bound = f"{d.relative_bias:.3g}"
             rows.append((f"{d.delta:g}", f"{d.k}", interval, bound, d.outcome.value))
@@ -120,7 +121,7 @@ class DecayDiagnosis:
                 {
                     "delta": d.delta,
                     "k": d.k,
-                    "k_interval": intervals and list(intervals.k[d.delta]),
+                    "k_interval": intervals and list(intervals.k[d.delta or 0.0]),
                     "relative_bias": d.relative_bias if math.isfinite(d.relative_bias) else None,
                     "met": d.outcome.met,
                     "outcome": d.outcome.value,
