@@ -259,11 +259,17 @@ class Library(Method):
         self._loop: Any = None
         self._windows: Any = iter(())
         self._contexts = self._updates = 0
+        self._stalled: bool | None = None
+        self._turns: list[tuple[int, bool]] = []
 
     def about(self) -> dict[str, Any]:
         """Every K that was chosen, by the step it was chosen at, and the mean context."""
         chosen = [(e.step, e.k) for e in self._loop.history]
-        return {"k": chosen, "mean_context": self._contexts / max(self._updates, 1)}
+        return {
+            "k": chosen,
+            "stalled": self._turns,
+            "mean_context": self._contexts / max(self._updates, 1),
+        }
 
     def update(
         self, task: Any, model: Any, optimizer: Any, carried: Carried, first: int, done: float
@@ -285,6 +291,10 @@ class Library(Method):
             window = next(self._windows)
         window.backward()
         self._contexts += window.first - window.start
+        trend = self._loop._tally.trend.stalled
+        if trend is not self._stalled:
+            self._stalled = trend
+            self._turns.append((self._loop.trained_steps, trend))
         self._updates += 1
         # SGD's rate is that of windows with `self.losses` losses, and grows with their root.
         planned = self._loop.losses_per_window(self._loop.k)
@@ -303,13 +313,15 @@ def ours(losses: int) -> Callable[[int], Method]:
     """The library's default, with the number of losses to start from."""
 
     def make(seed: int) -> Any:
-        return at.Unbiased(128, seed=seed, base=at.truncate.BestPace(128))
+        base = at.truncate.BestPace(128)
+        return at.Unbiased(128, 0.5, seed=seed, when_stalled=True, base=base)
 
     return lambda seed: Library(seed, make, losses, 1.0)
 
 
 METHODS: dict[str, Callable[[int], Method]] = {
     "detach 10": lambda seed: Fixed(seed, 10),
+    "detach 20": lambda seed: Fixed(seed, 20),
     "detach 35": lambda seed: Fixed(seed, 35),
     "detach 140": lambda seed: Fixed(seed, 140),
     "context 10": lambda seed: Fixed(seed, 10, 10),

@@ -16,7 +16,16 @@ from typing import Any
 
 import numpy as np
 
-FIXED = ("detach 10", "detach 35", "detach 140", "context 10", "context 35", "context 140", "full")
+FIXED = (
+    "detach 10",
+    "detach 20",
+    "detach 35",
+    "detach 140",
+    "context 10",
+    "context 35",
+    "context 140",
+    "full",
+)
 Curve = list[list[float]]
 Cells = dict[str, dict[str, dict[int, Curve]]]
 

@@ -12,6 +12,9 @@ UPDATE_LOSSES = 20
 CONTEXT = 128
 """Longest context of the recommended loop."""
 
+SHARE = 0.5
+"""Cost of random contexts in the recommended loop while the loss stalls."""
+
 DELTA = 0.1
 """Tolerated bias that `diagnose` recommends for; the paper's most careful setting."""
 

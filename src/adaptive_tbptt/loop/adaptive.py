@@ -7,7 +7,7 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -68,9 +68,10 @@ class AdaptiveTBPTT:
         model: any recurrent module; see `adaptive_tbptt.model`.
         loss_fn: `loss_fn(outputs, targets)`, called once for all losses of a window. Any scalar
             but a sum over steps: a mean, or a loss that is normalised over the window.
-        controller: how to truncate. None is the recommended way, `Unbiased(128, base=BestPace())`
-            with at least 20 losses per window, and at least as many as steps of context. A whole
-            number is `FixedTruncation(k)`, a fraction `BiasTolerance(delta)`.
+        controller: how to truncate. None is the recommended way: the context with the best pace
+            (`BestPace`), random contexts beyond it while the loss stalls (`Unbiased`), windows of
+            at least 20 losses and at least as many as steps of context. A whole number is
+            `FixedTruncation(k)`, a fraction `BiasTolerance(delta)`.
         losses: K2, the steps of a window that carry a loss; None is `losses_per_k` times K. The
             window is K + K2 steps, so that every loss sees lags 0..K whatever K2 is.
         losses_per_k: K2 as a multiple of K; None is 1, the paper's choice, unless you pass
@@ -319,6 +320,7 @@ class AdaptiveTBPTT:
             "probed_steps": self.probed_steps,
             "since_estimate": self._tally.since_estimate,
             "reach": self.reach,
+            "trend": self._tally.trend.state_dict(),
             "generator": self._generator.get_state(),
         }
 
@@ -333,6 +335,8 @@ class AdaptiveTBPTT:
             self.history = [Estimate(**e) for e in past]
         self._outcomes = {e.outcome for e in self.history}
         self._tally = Tally(saved["trained_steps"], saved["since_estimate"], tuple(saved["reach"]))
+        if "trend" in saved:  # older checkpoints have none
+            self._tally.trend.load_state_dict(saved["trend"])
         self.probed_steps = saved["probed_steps"]
         self._stream = None
         self._generator.set_state(saved["generator"].cpu())
@@ -382,7 +386,8 @@ class AdaptiveTBPTT:
     def _next_span(self, stream: Stream) -> Span:
         """Return the span of the window at the stream's cursor."""
         first, planned = stream.cursor, self.losses_per_window(self.truncation.known_k)
-        k, factors = self.controller.context(self.truncation, planned, self.trained_steps)
+        state = replace(self.truncation, stalled=self._tally.trend.stalled)
+        k, factors = self.controller.context(state, planned, self.trained_steps)
         start = max(first - k, self._carried.oldest) if self.overlap else first
         at = {first - back: factor for back, factor in factors if first - back > start}
         stop = stream.available(first + planned)

@@ -29,7 +29,8 @@ def as_controller(truncation: Controller | float | None) -> Controller:
             f"its own: pass Unbiased(..., base={type(truncation).__name__}(...))"
         )
     if truncation is None:
-        return Unbiased(defaults.CONTEXT, base=BestPace(defaults.CONTEXT))
+        base = BestPace(defaults.CONTEXT)
+        return Unbiased(defaults.CONTEXT, defaults.SHARE, when_stalled=True, base=base)
     if isinstance(truncation, Controller):
         return truncation
     if isinstance(truncation, Integral) and not isinstance(truncation, bool):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch import Tensor
@@ -16,6 +16,7 @@ from ..distributed.ranks import Ranks
 from ..model.objective import Objective
 from ..model.recurrent import Recurrent
 from .carried_states import CarriedStates
+from .loss_trend import LossTrend
 from .window_pass import Recompute, WindowPass, window_forward
 
 
@@ -50,12 +51,14 @@ class Tally:
         since_estimate: the same since the last estimate of K.
         reach: the largest lag that the first and the last loss of the newest window saw.
         warned: whether a NaN loss was reported.
+        trend: whether the loss still falls.
     """
 
     trained: int = 0
     since_estimate: int = 0
     reach: tuple[int, int] = (0, 0)
     warned: bool = False
+    trend: LossTrend = field(default_factory=LossTrend)
 
 
 class Window:
@@ -150,6 +153,8 @@ class Window:
         self._tally.since_estimate += self.steps
         if not self._passed:
             self._stream.cursor = self.stop
+        if self._ranks.count == 1 and self.weight > 0:
+            self._tally.trend.add(result.loss)
 
     def _marks(self, context: int, recurrent: Recurrent) -> list[int]:
         """Return the step where the next window starts, so that its state is held.
@@ -200,4 +205,6 @@ class Window:
         if self._ranks.count > 1:
             parameters = self._objective.parameters
             loss, self.weight = self._ranks.average(parameters, loss, self.weight)
+            if self.weight > 0:
+                self._tally.trend.add(loss)
         return loss

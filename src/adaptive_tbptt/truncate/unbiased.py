@@ -59,11 +59,16 @@ class Unbiased(Controller):
         share: expected steps of the random levels, relative to those that always run.
         fall: probability of each level relative to the one before it.
         seed: of the draws, which depend only on it and on the steps trained so far.
+        when_stalled: draw only while the training loss has stopped falling; otherwise the context
+            is that of `base`, and the gradient is biased as it is.
         base: chooses the context that always runs: `FixedTruncation(0)` for none, or a
             `BiasTolerance` with a k_max that is not larger.
 
     Choosing k_max: it bounds memory. Choosing share: smaller values cost less and add noise, since
     rare levels have larger weights.
+
+    Choosing when_stalled: while short lags reduce the loss, rare long ones add noise and little
+    else. Once the loss stalls, time spent on looking further back is time well spent.
 
     Clipping acts on the weighted gradient. A clipped gradient is no longer unbiased.
 
@@ -79,6 +84,7 @@ class Unbiased(Controller):
     share: float = 0.2
     fall: float = 0.5
     seed: int = 0
+    when_stalled: bool = False
     base: Controller = field(default_factory=lambda: FixedTruncation(0))
 
     def __post_init__(self) -> None:
@@ -120,9 +126,12 @@ class Unbiased(Controller):
 
     def context(self, state: TruncationState, losses: int, step: int) -> Context:
         """Draw the context of this window, and the factor at the younger end of each level."""
+        always = self.base.context(state, losses, step)
+        if self.when_stalled and not state.stalled:
+            return always
         # One number decides all levels, so that a level runs only with those before it.
         drawn = draw(self.seed, step / losses)
-        levels = ((0, 1.0), *self.levels(losses, self.base.context(state, losses, step).k))
+        levels = ((0, 1.0), *self.levels(losses, always.k))
         run = [level for level in levels if drawn < level[1]]
         factors = tuple((c, p / q) for (c, p), (_, q) in pairwise(run) if p != q)
         return Context(run[-1][0], factors)

@@ -1,0 +1,70 @@
+"""The pace of a context: what it gains at least, per step of work."""
+
+import numpy as np
+import pytest
+
+from adaptive_tbptt.estimate.level_bias import level_bias
+from adaptive_tbptt.estimate.level_sums import LevelSums
+from adaptive_tbptt.estimate.pace import choose_pace, paces
+from adaptive_tbptt.estimate.truncation import Outcome
+
+CONTEXTS = (0, 4, 8, 16)
+
+
+def curve(added, losses=10, noise=1e-3, groups=12):
+    """Levels that add so much along one direction."""
+    rng = np.random.default_rng(0)
+    mean = np.zeros((len(added), 8))
+    mean[:, 0] = added
+    vectors = mean + noise * rng.standard_normal((groups, *mean.shape))
+    return level_bias(
+        LevelSums(CONTEXTS, vectors.astype(np.float32), np.full(groups, 10.0), losses)
+    )
+
+
+def test_pace_is_what_is_left_of_the_gradient_divided_by_the_steps():
+    found = paces(curve([0.5, 0.3, 0.2, 0.0]))
+    np.testing.assert_allclose(found, [0.5, 0.8 * 10 / 14, 10 / 18, 10 / 26], rtol=1e-2)
+
+
+def test_a_step_gains_at_least_the_share_that_the_bias_leaves():
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        whole, missed = rng.standard_normal((2, 5))
+        missed *= rng.uniform() * np.linalg.norm(whole) / np.linalg.norm(missed)
+        bias = np.linalg.norm(missed) / np.linalg.norm(whole)
+        assert whole @ (whole - missed) >= (1 - bias) * (whole @ whole) - 1e-12
+
+
+@pytest.mark.parametrize(
+    ("added", "losses", "k"),
+    [
+        ([1.0, 0.0, 0.0, 0.0], 10, 0),
+        ([0.9, 0.1, 0.0, 0.0], 10, 0),  # 10 % of bias is not worth 40 % more steps
+        ([0.8, 0.2, 0.0, 0.0], 100, 4),  # 20 % of bias is worth 4 % more
+        ([0.9, 0.1, 0.0, 0.0], 100, 0),  # better by 7 %, which is not clearly better
+        ([0.5, 0.5, 0.0, 0.0], 10, 4),
+        ([0.1, 0.1, 0.8, 0.0], 10, 8),
+        ([0.0, 0.0, 0.0, 1.0], 10, 16),
+    ],
+)
+def test_the_context_with_the_best_pace_is_chosen(added, losses, k):
+    found = choose_pace(curve(added, losses), 0, 16, k_now=0)
+    assert (found.k, found.outcome) == (k, Outcome.BEST_PACE)
+    assert f"k={k} gains most" in found.message
+    assert found.delta is None
+
+
+def test_limits_are_kept():
+    assert choose_pace(curve([0.0, 0.1, 0.1, 0.8]), 0, 8, k_now=0).k == 8
+    assert choose_pace(curve([1.0, 0.0, 0.0, 0.0]), 4, 16, k_now=16).k == 4
+
+
+def test_k_stays_where_noise_hides_the_gradient_or_nothing_is_clearly_better():
+    hidden = choose_pace(curve([0.5, 0.5, 0.0, 0.0], noise=100.0), 0, 16, k_now=8)
+    assert (hidden.k, hidden.outcome) == (8, Outcome.KEPT)
+    assert "noise hides the gradient" in hidden.message
+    # 10 / 14 at 4 against 0.7 at 0: 2 % are not worth a move, in either direction.
+    level = curve([0.7, 0.3, 0.0, 0.0])
+    assert choose_pace(level, 0, 16, k_now=0).k == 0
+    assert choose_pace(level, 0, 16, k_now=4).k == 4
