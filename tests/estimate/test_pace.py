@@ -5,10 +5,14 @@ import pytest
 
 from adaptive_tbptt.estimate.level_bias import level_bias
 from adaptive_tbptt.estimate.level_sums import LevelSums
-from adaptive_tbptt.estimate.pace import choose_pace, paces
+from adaptive_tbptt.estimate.pace import PaceLimits, choose_pace, paces
 from adaptive_tbptt.estimate.truncation import Outcome
 
 CONTEXTS = (0, 4, 8, 16)
+
+
+def choose(curve, *limits, **more):
+    return choose_pace(curve, PaceLimits(*limits, **more))
 
 
 def curve(added, losses=10, noise=1e-3, groups=12):
@@ -49,22 +53,32 @@ def test_a_step_gains_at_least_the_share_that_the_bias_leaves():
     ],
 )
 def test_the_context_with_the_best_pace_is_chosen(added, losses, k):
-    found = choose_pace(curve(added, losses), 0, 16, k_now=0)
+    found = choose(curve(added, losses), 0, 16, k_now=0)
     assert (found.k, found.outcome) == (k, Outcome.BEST_PACE)
     assert f"k={k} gains most" in found.message
     assert found.delta is None
 
 
 def test_limits_are_kept():
-    assert choose_pace(curve([0.0, 0.1, 0.1, 0.8]), 0, 8, k_now=0).k == 8
-    assert choose_pace(curve([1.0, 0.0, 0.0, 0.0]), 4, 16, k_now=16).k == 4
+    assert choose(curve([0.0, 0.1, 0.1, 0.8]), 0, 8, k_now=0).k == 8
+    assert choose(curve([1.0, 0.0, 0.0, 0.0]), 4, 16, k_now=16).k == 4
 
 
 def test_k_stays_where_noise_hides_the_gradient_or_nothing_is_clearly_better():
-    hidden = choose_pace(curve([0.5, 0.5, 0.0, 0.0], noise=100.0), 0, 16, k_now=8)
+    hidden = choose(curve([0.5, 0.5, 0.0, 0.0], noise=100.0), 0, 16, k_now=8)
     assert (hidden.k, hidden.outcome) == (8, Outcome.KEPT)
     assert "noise hides the gradient" in hidden.message
+    assert choose(curve([1.0, 0.0, 0.0, 0.0], noise=100.0), 0, 8, k_now=None).k == 8
+    assert choose(curve([1.0, 0.0, 0.0, 0.0]), 0, 8, k_now=None).k == 0
     # 10 / 14 at 4 against 0.7 at 0: 2 % are not worth a move, in either direction.
     level = curve([0.7, 0.3, 0.0, 0.0])
-    assert choose_pace(level, 0, 16, k_now=0).k == 0
-    assert choose_pace(level, 0, 16, k_now=4).k == 4
+    assert choose(level, 0, 16, k_now=0).k == 0
+    assert choose(level, 0, 16, k_now=4).k == 4
+
+
+def test_without_a_gradient_and_with_a_stalled_loss_it_looks_further():
+    hidden = curve([0.5, 0.5, 0.0, 0.0], losses=5, noise=100.0)
+    found = [choose(hidden, 0, 16, k_now=k, stalled=True).k for k in (0, 4, 8, 16)]
+    assert found == [8, 8, 16, 16]
+    shown = curve([1.0, 0.0, 0.0, 0.0])
+    assert choose(shown, 0, 16, k_now=0, stalled=True).k == 0

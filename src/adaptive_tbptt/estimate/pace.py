@@ -11,6 +11,8 @@ is 1 for a window without bias and context.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,28 +28,45 @@ def paces(curve: LevelCurve) -> NDArray[np.float64]:
     return gained * curve.losses / (curve.losses + np.array(curve.contexts, float))
 
 
-def choose_pace(curve: LevelCurve, k_min: int, k_max: int, k_now: int) -> TruncationDecision:
-    """Return the context with the best pace.
+@dataclass(frozen=True)
+class PaceLimits:
+    """The constraints on a choice of k.
 
-    Args:
-        curve: the measured bias.
+    Attributes:
         k_min: smallest k to choose.
         k_max: largest k to choose.
-        k_now: the k in use. It stays if noise hides the gradient, or if no other is clearly better.
+        k_now: the k in use; None before the first choice.
+        stalled: whether the training loss has stopped falling.
     """
-    k, outcome = k_now, Outcome.KEPT
-    if not curve.hidden:
-        found, outcome = paces(curve), Outcome.BEST_PACE
-        inside = [j for j, c in enumerate(curve.contexts) if k_min <= c <= k_max]
-        best = max(inside, key=lambda j: found[j])
-        now = curve.at(k_now)
-        k = k_now if found[best] <= CLEARLY * found[now] else curve.contexts[best]
-        message = (
-            f"k={k} gains most per step: bias {curve.relative_at(k):.3g}, and "
-            f"{found[curve.at(k)]:.0%} of the pace without bias and context"
-        )
-    else:
+
+    k_min: int
+    k_max: int
+    k_now: int | None = None
+    stalled: bool = False
+
+
+def choose_pace(curve: LevelCurve, limits: PaceLimits) -> TruncationDecision:
+    """Return the context with the best pace; the k in use stays if no other is clearly better.
+
+    If noise hides the gradient there is no pace to compare. Then k stays while the loss falls. It
+    is k_max if nothing was measured before, and doubles if the loss has stalled: nothing is to be
+    gained at the present k.
+    """
+    now, inside = limits.k_now, [c for c in curve.contexts if limits.k_min <= c <= limits.k_max]
+    if curve.hidden:
+        outcome, k = Outcome.KEPT, limits.k_max if now is None else now
+        if limits.stalled:
+            k = next((c for c in inside if c >= max(2 * k, curve.losses)), limits.k_max)
         message = f"noise hides the gradient of {curve.samples} losses; using k={k}"
+    else:
+        outcome, found = Outcome.BEST_PACE, dict(zip(curve.contexts, paces(curve), strict=True))
+        k = max(inside, key=lambda c: found[c])
+        if now is not None and found[k] <= CLEARLY * found[now]:
+            k = now
+        message = (
+            f"k={k} gains most per step: bias {curve.relative_at(k):.3g}, and {found[k]:.0%} of "
+            "the pace without bias and context"
+        )
     return TruncationDecision(
         k=k,
         relative_bias=curve.relative_at(k),

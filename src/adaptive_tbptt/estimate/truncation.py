@@ -23,7 +23,7 @@ class Outcome(Enum):
         UNRESOLVED: noise hides the answer; more samples are needed.
         HELD_BACK: a wrapper keeps k below the one that meets delta.
         BEST_PACE: no delta was asked for; k gains most per step of work.
-        KEPT: no delta was asked for, and noise hides which k gains most; k stays.
+        KEPT: no delta was asked for, and noise hides which k gains most.
     """
 
     MET = "met"
@@ -35,7 +35,7 @@ class Outcome(Enum):
     UNRESOLVED = "hidden by noise, more samples are needed"
     HELD_BACK = "held back by a wrapper"
     BEST_PACE = "gains most per step of work"
-    KEPT = "kept, since noise hides the gradient"
+    KEPT = "noise hides which k gains most"
 
     @property
     def met(self) -> bool:

@@ -31,7 +31,8 @@ from .estimates import Estimate
 from .window import Span, Tally, Window
 
 FIELDS = fields(Estimate)
-EARLY = 4  # arbitrary: the first estimate need not wait until it is affordable
+FEW = 8  # arbitrary: updates before the first estimate of a controller that starts with some k
+EARLY = 4  # arbitrary: the second estimate need not wait until it is affordable
 LOOK_STEPS = 64  # arbitrary: enough to meet a mask or a sequence's end, cheap beside an epoch
 
 
@@ -290,7 +291,7 @@ class AdaptiveTBPTT:
         )
         evidence = request.measure(source)
         self.evidence = evidence
-        self.truncation = self.ranks.share(self.controller.update(self.truncation, evidence))
+        self.truncation = self.ranks.share(self.controller.update(self._watched, evidence))
         self.probed_steps += request.batches * (source.warm_up_steps + request.steps)
         self._tally.since_estimate = 0
         estimate = Estimate.of(self.truncation, self.trained_steps)
@@ -383,11 +384,15 @@ class AdaptiveTBPTT:
             window.pass_on()
         stream.next_epoch()
 
+    @property
+    def _watched(self) -> TruncationState:
+        """The state of the controller, with what the loop has seen of the loss."""
+        return replace(self.truncation, stalled=self._tally.trend.stalled)
+
     def _next_span(self, stream: Stream) -> Span:
         """Return the span of the window at the stream's cursor."""
         first, planned = stream.cursor, self.losses_per_window(self.truncation.known_k)
-        state = replace(self.truncation, stalled=self._tally.trend.stalled)
-        k, factors = self.controller.context(state, planned, self.trained_steps)
+        k, factors = self.controller.context(self._watched, planned, self.trained_steps)
         start = max(first - k, self._carried.oldest) if self.overlap else first
         at = {first - back: factor for back, factor in factors if first - back > start}
         stop = stream.available(first + planned)
@@ -427,6 +432,8 @@ class AdaptiveTBPTT:
         if not by_level:
             return max(epoch or 0, affordable)
         if not self.history:
+            return FEW * self.losses_per_window(self.truncation.known_k)
+        if len(self.history) == 1:
             return affordable // EARLY
         # Parameters move fast at first, so estimates are then worth more.
         news = math.ceil(self.trained_steps * defaults.ESTIMATE_SHARE)

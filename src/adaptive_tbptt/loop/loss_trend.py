@@ -36,7 +36,8 @@ class LossTrend:
     def add(self, loss: Tensor) -> None:
         """Add the loss of a window."""
         self._pending.append(loss.detach())
-        if len(self._pending) == READ:
+        # Not by the number that wait: a checkpoint reads them early, and must not change the rest.
+        if (self._windows + len(self._pending)) % READ == 0:
             self._read()
 
     def _read(self) -> None:

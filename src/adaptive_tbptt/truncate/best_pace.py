@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import defaults
 from ..errors import require_whole
-from ..estimate.pace import choose_pace
+from ..estimate.pace import PaceLimits, choose_pace
 from ..estimate.truncation import TruncationDecision
 from ..measure.sampling import Evidence, Request
 from .controller import Context, Controller, TruncationState
@@ -32,7 +32,8 @@ class BestPace(Controller):
     small now but would grow if it were followed, as on the plateau of the copy task, does not
     count. `Unbiased(base=BestPace())` keeps such lags on average.
 
-    If noise hides the gradient, k stays; it is k_max if no estimate has shown a gradient yet.
+    If noise hides the gradient, k stays. It is k_max if that happens at the first estimate, and
+    doubles if the training loss has stalled as well.
 
     Attributes:
         k_max: largest k to use.
@@ -60,16 +61,16 @@ class BestPace(Controller):
         return self.gauge.request(self.k_max, (self.k_min, self.k_max), losses, remembered)
 
     def init(self) -> TruncationState:
-        """Start with k_min, so that estimates never take more than their share of the work."""
+        """Start with k_min: a readout that starts at zero shows no gradient before some updates."""
         return TruncationState(self.k_min)
 
     def update(self, state: TruncationState, evidence: Evidence) -> TruncationState:
         """Measure the bias, then choose k."""
         remembered = self.gauge.gather(state.evidence, evidence)
         curve = self.gauge.bias(remembered)
-        # Nothing has been measured so far: be careful until it has.
-        now = self.k_max if curve.hidden and state.decision is None else state.known_k
-        decision = choose_pace(curve, self.k_min, self.k_max, now)
+        now = None if state.decision is None else state.known_k
+        limits = PaceLimits(self.k_min, self.k_max, now, bool(state.stalled))
+        decision = choose_pace(curve, limits)
         return TruncationState(decision.k, decision, evidence=remembered, curve=curve)
 
     def brief(self, state: TruncationState, evidence: Evidence) -> dict[str, Any]:
