@@ -18,10 +18,9 @@ $(READY): pyproject.toml paper/pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group dev -e '.[all]' -e './paper[ray]'
 	@touch $(READY)
 
-run: $(READY)  ## train adaptively on the copy task; ends with a picture and a summary
+run: $(READY)  ## a detach loop and ours side by side, at equal time; ends with a picture
 	rm -rf runs/quick
-	@# A model this small gains nothing from a second thread, and waits for it on a busy machine.
-	OMP_NUM_THREADS=1 $(BIN)/atbptt-paper train copy --preset quick --delta 0.1 --out runs/quick
+	OMP_NUM_THREADS=1 $(BIN)/python examples/longer_memory.py --out runs/quick
 
 test: $(READY)  ## format, lint, types, tests, doctests, examples, documentation
 	$(BIN)/ruff format --check .

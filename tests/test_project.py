@@ -17,6 +17,7 @@ EXAMPLES = {
     "fabric_loop.py": ["--epochs", "1"],
     "gated_linear_recurrence.py": ["--epochs", "1"],
     "lightning_module.py": ["--epochs", "1"],
+    "longer_memory.py": ["--seconds", "0.5"],
     "mixed_precision.py": ["--epochs", "1"],
     "own_loop.py": ["--epochs", "1"],
     "rainfall_runoff.py": ["--epochs", "1"],

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from . import defaults
-from .cli_errors import OUT, errors_as_sentences, set_up
+from .cli_errors import OUT, errors_as_sentences, set_up, settle_threads
 
 __all__ = ["app"]
 
@@ -71,6 +71,7 @@ def diagnose(
     from .diagnosis import diagnose as run_diagnosis
     from .run_targets import open_target
 
+    settle_threads()
     found = open_target(target).changed(losses=losses, delta=delta)
     report = run_diagnosis(
         found.model,
@@ -114,6 +115,7 @@ def lookback(
     from .diagnosis import lookback as run_lookback
     from .run_targets import open_target
 
+    settle_threads()
     found = open_target(target)
     report = run_lookback(
         found.model,
@@ -156,6 +158,7 @@ def check_bias(
     from .cli_check import check_target
     from .run_targets import open_target
 
+    settle_threads()
     found = open_target(target).changed(delta=delta, k=k, losses=losses, lags=lags)
     check = check_target(found, split=split, segments=segments)
     OUT.print(str(check), highlight=False, markup=False, soft_wrap=True)

@@ -19,7 +19,7 @@ from rich.console import Console
 from .errors import CheckpointError, DamagedFileError, TrainingError
 from .train.interrupt import termination_as_interrupt
 
-__all__ = ["ERR", "OUT", "errors_as_sentences", "set_up"]
+__all__ = ["ERR", "OUT", "errors_as_sentences", "set_up", "settle_threads"]
 
 _debug: ContextVar[bool] = ContextVar("debug", default=False)
 
@@ -48,6 +48,14 @@ def set_up(debug: bool = False) -> None:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     _debug.set(debug)
     warnings.showwarning = _show_warning
+
+
+def settle_threads() -> None:
+    """Leave busy cores alone, and say so; for commands that compute."""
+    from ._torch.threads import use_idle_cores
+
+    if (note := use_idle_cores()) is not None:
+        ERR.print(f"note: {note}", highlight=False, soft_wrap=True)
 
 
 def errors_as_sentences(

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from adaptive_tbptt.cli_errors import OUT, errors_as_sentences, set_up
+from adaptive_tbptt.cli_errors import OUT, errors_as_sentences, set_up, settle_threads
 from adaptive_tbptt.errors import TrainingError, unknown_name
 
 from .experiments.paper import EXPERIMENTS
@@ -112,6 +112,7 @@ def _add_train(task: str) -> None:
         config = preset_of(presets, preset).changed(**given)
         setting = config.setting.replace("=", "-").lower()
         folder = out or Path("runs") / f"{task}-{setting}"
+        settle_threads()
         with process_group(device, rank_timeout) as own_device:
             leads = present_ranks().leads
             if leads and resume and not (folder / "config.toml").exists():
