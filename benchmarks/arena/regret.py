@@ -26,6 +26,7 @@ FIXED = (
     "context 140",
     "full",
 )
+OURS = "ours, 20"
 Curve = list[list[float]]
 Cells = dict[str, dict[str, dict[int, Curve]]]
 
@@ -101,64 +102,69 @@ def show(value: float) -> str:
     return "never" if math.isinf(value) else f"{value:.2f}"
 
 
-def write_table(out: Path, rate_seed: int) -> None:
-    """Write `table.md` and `curves.png` from the cells there are."""
+def summary(cells: Cells, ours: str) -> list[dict[str, Any]]:
+    """Return a row per method, the smallest worst regret first.
+
+    `faster` counts the pairs of task and seed on which ours took less time to the target, `pairs`
+    those on which the two differ, and `p` is the p-value of the sign test.
+    """
+    found = regrets(cells)
+    rows = []
+    for method in sorted({m for task in found.values() for m in task}):
+        pairs = [
+            (task[ours][seed], value)
+            for task in found.values()
+            for seed, value in task.get(method, {}).items()
+            if seed in task.get(ours, {})
+        ]
+        values = [v for task in found.values() for v in task.get(method, {}).values()]
+        per_task = {t: median(task[method].values()) for t, task in found.items() if method in task}
+        rows.append(
+            {
+                "method": method,
+                "tasks": per_task,
+                "median": median(values),
+                "worst": max(values),
+                "faster": sum(a < b for a, b in pairs),
+                "pairs": sum(a != b for a, b in pairs),
+                "p": paired_test(*map(list, zip(*pairs, strict=True))) if pairs else 1.0,
+            }
+        )
+    return sorted(rows, key=lambda row: (row["worst"], row["median"]))
+
+
+def write_table(out: Path, rate_seed: int, ours: str = OURS) -> None:
+    """Write `table.md` and the figures from the cells there are."""
+    from .figures import draw_curves, draw_regrets
+
     cells = read_cells(out, rate_seed)
+    # A task counts once a fixed setting has run on it: the target comes from there.
+    cells = {t: methods for t, methods in cells.items() if any(m in FIXED for m in methods)}
     if not cells:
         print("no cells yet")
         return
-    found = regrets(cells)
-    tasks = list(found)
-    methods = sorted({m for task in tasks for m in found[task]})
-    rows = []
-    for method in methods:
-        values = [v for task in tasks for v in found[task].get(method, {}).values()]
-        per_task = [
-            median(found[t][method].values()) if method in found[t] else None for t in tasks
-        ]
-        rows.append((max(values), median(values), method, per_task))
+    rows = summary(cells, ours)
     lines = [
-        "| method | " + " | ".join(tasks) + " | median | worst |",
-        "|---" * (len(tasks) + 3) + "|",
+        "| method | " + " | ".join(cells) + " | median | worst | ours faster |",
+        "|---" * (len(cells) + 4) + "|",
     ]
-    for worst, middle, method, per_task in sorted(rows, key=lambda r: (r[0], r[1])):
-        cells_text = ["" if v is None else show(v) for v in per_task]
-        lines.append(f"| {method} | {' | '.join(cells_text)} | {show(middle)} | {show(worst)} |")
-    best = ", ".join(f"{task}: {best_fixed(cells[task])}" for task in tasks)
-    seeds = sorted({s for t in tasks for m in found[t] for s in found[t][m]})
+    for row in rows:
+        per_task = [show(row["tasks"][t]) if t in row["tasks"] else "" for t in cells]
+        name, against = row["method"], f"{row['faster']} of {row['pairs']} (p = {row['p']:.2g})"
+        if name == ours:
+            name, against = f"**{name}**", ""
+        numbers = " | ".join([*per_task, show(row["median"]), show(row["worst"])])
+        lines.append(f"| {name} | {numbers} | {against} |")
+    best = ", ".join(f"{best_fixed(methods)} on {task}" for task, methods in cells.items())
+    seeds = sorted({s for methods in cells.values() for curves in methods.values() for s in curves})
     text = (
         "Regret: time to the loss that the task's best fixed setting reaches at half the budget, "
-        f"relative to that setting on the same seed. Median over seeds {seeds} per task; median "
-        f"and worst over all tasks and seeds. Best fixed setting: {best}."
+        "divided by the time of that setting on the same seed. Per task: the median over seeds "
+        f"{', '.join(map(str, seeds))}. Median and worst: over all tasks and seeds. 'never': not "
+        f"within the budget. The best fixed settings are {best}. Last column: on how many pairs of "
+        "task and seed ours was faster, of those that differ, with the p-value of a sign test."
     )
     (out / "table.md").write_text("\n".join([text, "", *lines]) + "\n")
     print("\n".join(lines))
-    draw(cells, out / "curves.png")
-
-
-def draw(cells: Cells, path: Path) -> None:
-    """Draw the median validation loss against processor time, one panel per task."""
-    from matplotlib.figure import Figure
-
-    count = len(cells)
-    figure = Figure(figsize=(4.2 * min(count, 3), 3.4 * math.ceil(count / 3)), layout="constrained")
-    axes = figure.subplots(math.ceil(count / 3), min(count, 3), squeeze=False).flatten()
-    for panel, (task, methods) in zip(axes, cells.items(), strict=False):
-        for method, curves in methods.items():
-            looks = min(len(c) for c in curves.values())
-            times = [median(c[i][0] for c in curves.values()) for i in range(looks)]
-            values = [median(c[i][2] for c in curves.values()) for i in range(looks)]
-            ours = method == OURS
-            panel.plot(
-                times[1:],
-                values[1:],
-                lw=2.4 if ours else 1.0,
-                color="#d55e00" if ours else None,
-                label=method,
-            )
-        panel.set(title=task, xlabel="processor seconds", ylabel="validation loss")
-    axes[0].legend(fontsize="x-small")
-    figure.savefig(path, dpi=150)
-
-
-OURS = "ours, 20"
+    draw_curves(cells, out / "curves.png", ours)
+    draw_regrets(cells, rows, out / "regret.png", ours)

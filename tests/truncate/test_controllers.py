@@ -128,7 +128,7 @@ class TestConformance:
         evidence = measure(controller, controller.init(), 0.8, 0)
         kept = json.loads(json.dumps(controller.brief(control, evidence), allow_nan=False))
         expected = {"levels"} if "measured" in name or "pace" in name else {"decay"}
-        assert set(kept) == (set() if name in NEVER_MEASURE else expected)
+        assert set(kept) - {"random"} == (set() if name in NEVER_MEASURE else expected)
 
 
 def test_bias_tolerance_is_the_pure_functions_put_together():

@@ -26,6 +26,8 @@ from typing import Any
 
 from .. import defaults
 from ..errors import require_whole
+from ..estimate.added_noise import added_noise
+from ..estimate.level_sums import LevelSums
 from ..estimate.truncation import TruncationDecision
 from ..measure.sampling import Evidence, Request
 from .controller import Context, Controller, TruncationState
@@ -69,6 +71,9 @@ class Unbiased(Controller):
 
     Choosing when_stalled: while short lags reduce the loss, rare long ones add noise and little
     else. Once the loss stalls, time spent on looking further back is time well spent.
+
+    A log keeps two numbers per estimate if `base` measures: `random.context`, the mean context, and
+    `random.noise`, by what share drawing increases the mean squared norm of a window's gradient.
 
     Clipping acts on the weighted gradient. A clipped gradient is no longer unbiased.
 
@@ -155,5 +160,13 @@ class Unbiased(Controller):
         return self.base.assess(state, k)
 
     def brief(self, state: TruncationState, evidence: Evidence) -> dict[str, Any]:
-        """Return what `base` keeps."""
-        return self.base.brief(state, evidence)
+        """Return what `base` keeps, and what drawing costs and adds to the gradient's noise."""
+        kept = self.base.brief(state, evidence)
+        if not isinstance(evidence, LevelSums) or state.k is None:
+            return kept
+        levels, losses = self.levels(evidence.losses, state.k), evidence.losses
+        random = {
+            "context": self.expected_context(losses, state.k),
+            "noise": added_noise(evidence, levels),
+        }
+        return {**kept, "random": {name: float(f"{v:.4g}") for name, v in random.items()}}
