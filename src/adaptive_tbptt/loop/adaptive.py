@@ -387,7 +387,9 @@ class AdaptiveTBPTT:
     @property
     def _watched(self) -> TruncationState:
         """The state of the controller, with what the loop has seen of the loss."""
-        return replace(self.truncation, stalled=self._tally.trend.stalled)
+        if self.truncation.stalled is not self._tally.trend.stalled:
+            self.truncation = replace(self.truncation, stalled=self._tally.trend.stalled)
+        return self.truncation
 
     def _next_span(self, stream: Stream) -> Span:
         """Return the span of the window at the stream's cursor."""
