@@ -129,7 +129,45 @@ def test_a_cell_can_be_sent_to_a_process_and_is_run_once(tmp_path, monkeypatch):
     """Pickled by name: what a process runs must be importable there."""
     job = runner.Job("mackey-glass", "detach 10", 0.004, 100)
     assert pickle.loads(pickle.dumps(runner.finish)).__module__ == "benchmarks.arena.runner"
-    monkeypatch.setattr(runner, "run", lambda *job, share: {"curve": [[0.0, 0, 1.0]], "updates": 0})
+    monkeypatch.setattr(
+        runner, "run", lambda *job, **limits: {"curve": [[0.0, 0, 1.0]], "updates": 0}
+    )
     assert "1.0000" in runner.finish(job, tmp_path, "abc")
     assert runner.finish(job, tmp_path, "abc").endswith("there")
     assert json.loads((tmp_path / "cells" / job.name).read_text())["commit"] == "abc"
+
+
+def test_a_run_ends_at_a_loss_or_goes_on_beyond_the_budget(task):
+    whole = cell.run("tiny", "detach 10", 0.01, seed=0)
+    until = whole["curve"][5][2]
+    short = cell.run("tiny", "detach 10", 0.01, seed=0, until=until)
+    assert short["curve"][-1][2] <= until
+    assert all(loss > until for _, _, loss in short["curve"][:-1])
+    longer = cell.run("tiny", "detach 10", 0.01, seed=0, share=2.0)
+    assert longer["curve"][-1][0] >= 0.8
+    assert len(longer["curve"]) == 61
+
+
+def test_the_table_counts_pairs_and_puts_the_smallest_worst_regret_first(tmp_path):
+    cells = {
+        "t": {
+            "detach 10": {0: curve(4.0, 3.0, 2.0, 1.0, 0.5), 1: curve(4.0, 3.0, 2.0, 1.0, 0.5)},
+            "detach 35": {0: curve(4.0, 3.5, 3.0, 2.5, 2.2), 1: curve(4.0, 3.5, 3.0, 2.5, 2.0)},
+            "ours, 20": {0: curve(4.0, 2.0, 1.0, 0.5, 0.2), 1: curve(4.0, 2.0, 1.0, 0.5, 0.2)},
+        }
+    }
+    rows = regret.summary(cells, "ours, 20")
+    assert [row["method"] for row in rows] == ["ours, 20", "detach 10", "detach 35"]
+    assert (rows[0]["median"], rows[0]["worst"]) == (0.5, 0.5)
+    assert (rows[2]["faster"], rows[2]["pairs"], rows[2]["p"]) == (2, 2, 0.5)
+    assert rows[2]["worst"] == math.inf
+    (tmp_path / "cells").mkdir()
+    for method, curves in cells["t"].items():
+        for seed, found in curves.items():
+            held = {"task": "t", "method": method, "seed": seed, "curve": found}
+            (tmp_path / "cells" / f"{method}-{seed}.json").write_text(json.dumps(held))
+    regret.write_table(tmp_path, 100)
+    table = (tmp_path / "table.md").read_text()
+    assert "| **ours, 20** | 0.50 | 0.50 | 0.50 |  |" in table
+    assert "| detach 35 | never | never | never | 2 of 2 (p = 0.5) |" in table
+    assert {p.name for p in tmp_path.glob("*.png")} == {"curves.png", "regret.png"}

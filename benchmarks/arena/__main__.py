@@ -12,6 +12,7 @@ cell is a file, and is not run again. `--ray` runs cells on a Ray cluster instea
 from __future__ import annotations
 
 import argparse
+import math
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,6 +57,8 @@ def main() -> None:
     parser.add_argument("--rate", type=float, help="instead of the best of the three")
     parser.add_argument("--held-back", action="store_true", help="the tasks no design has seen")
     parser.add_argument("--fresh", action="store_true", help="the seeds no design has seen")
+    parser.add_argument("--share", type=float, default=1.0, help="of the budget; may be above 1")
+    parser.add_argument("--until", type=float, default=-math.inf, help="end a run at this loss")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--ray", action="store_true")
     parser.add_argument("--out", type=Path, default=OUT)
@@ -70,10 +73,11 @@ def main() -> None:
         ).stdout.strip()
         todo = [j for j in jobs(options) if not (options.out / "cells" / j.name).exists()]
         print(f"{len(todo)} cells to run", flush=True)
+        limits = {"share": options.share, "until": options.until}
         if options.ray:
-            run_ray(todo, options.out, commit)
+            run_ray(todo, options.out, commit, **limits)
         elif todo:
-            run_local(todo, options.out, commit, options.processes)
+            run_local(todo, options.out, commit, options.processes, **limits)
     if options.command in ("run", "table"):
         write_table(options.out, RATE_SEED)
 

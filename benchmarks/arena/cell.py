@@ -74,8 +74,13 @@ def validate(task: Task, model: Any) -> float:
     return total / count
 
 
-def run(name: str, method: str, rate: float, seed: int, share: float = 1.0) -> Any:
-    """Train until a share of the task's budget is used up; return the validation curve."""
+def run(
+    name: str, method: str, rate: float, seed: int, share: float = 1.0, until: float = -math.inf
+) -> Any:
+    """Train until a share of the task's budget is used up; return the validation curve.
+
+    A run ends before that once its validation loss is at most `until`, or no number.
+    """
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     task = {**TASKS, **HELD_BACK}[name]
@@ -97,12 +102,13 @@ def run(name: str, method: str, rate: float, seed: int, share: float = 1.0) -> A
 
     curve = [(0.0, 0, validate(task, model))]
     clock = Clock(task, model)
-    for look in range(LOOKS):
-        due = budget * (look + 1) / LOOKS
+    looks = max(1, round(LOOKS * share)) if share > 1.0 else LOOKS
+    for look in range(looks):
+        due = budget * (look + 1) / looks
         while clock.used < due:
-            clock.run(min(due, clock.used + budget / BEATS), work)
+            clock.run(min(due, clock.used + task.budget * min(share, 1.0) / BEATS), work)
         curve.append((round(clock.used, 3), updates, validate(task, model)))
-        if not math.isfinite(curve[-1][2]):
+        if not math.isfinite(curve[-1][2]) or curve[-1][2] <= until:
             break
     return {
         "task": name,

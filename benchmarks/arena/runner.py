@@ -49,13 +49,14 @@ def best_rate(out: Path, task: str, method: str) -> float | None:
     return min(ends, key=lambda rate: (ends[rate] != ends[rate], ends[rate]))
 
 
-def finish(job: Job, out: Path, commit: str) -> str:
-    """Run a cell unless it is there; return a line about it."""
+def finish(job: Job, out: Path, commit: str, **limits: float) -> str:
+    """Run a cell unless it is there, within the limits of `run`; return a line about it."""
     path = out / "cells" / job.name
     if path.exists():
         return f"{job.name}: there"
-    share = RATE_SHARE if job.seed == RATE_SEED else 1.0
-    found = run(*job, share=share)
+    if job.seed == RATE_SEED:
+        limits = {"share": RATE_SHARE}
+    found = run(*job, **limits)
     found["commit"] = commit
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
@@ -64,21 +65,21 @@ def finish(job: Job, out: Path, commit: str) -> str:
     return f"{job.name}: {found['curve'][-1][2]:.4f} after {found['updates']} updates"
 
 
-def run_local(todo: Iterable[Job], out: Path, commit: str, processes: int) -> None:
+def run_local(todo: Iterable[Job], out: Path, commit: str, processes: int, **limits: float) -> None:
     """Run cells in local processes."""
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=1) as pool:
-        found = [pool.apply_async(finish, (job, out, commit)) for job in todo]
+        found = [pool.apply_async(finish, (job, out, commit), limits) for job in todo]
         for i, one in enumerate(found):
             print(f"[{i + 1}/{len(found)}] {one.get()}", flush=True)
 
 
-def run_ray(todo: Iterable[Job], out: Path, commit: str) -> None:
+def run_ray(todo: Iterable[Job], out: Path, commit: str, **limits: float) -> None:
     """Run cells on a Ray cluster whose machines share the results folder."""
     import ray
 
     ray.init(address="auto")
     remote = ray.remote(num_cpus=1)(finish)
-    waiting = [remote.remote(job, out.resolve(), commit) for job in todo]
+    waiting = [remote.remote(job, out.resolve(), commit, **limits) for job in todo]
     while waiting:
         (done,), waiting = ray.wait(waiting)
         print(ray.get(done), flush=True)
