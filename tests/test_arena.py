@@ -101,9 +101,14 @@ def curve(*values, seconds=10.0):
 
 
 def test_time_to_a_target_is_interpolated_and_may_be_never():
-    assert regret.time_to(curve(3.0, 2.0, 1.0), 1.5) == pytest.approx(15.0)
-    assert regret.time_to(curve(3.0, 1.0, 2.0), 1.5) == pytest.approx(7.5)
+    assert regret.time_to(curve(3.0, 2.0, 1.0, 0.0), 1.5) == pytest.approx(15.0)
+    assert regret.time_to(curve(3.0, 2.0, 1.0, 1.0, 2.0, 2.0), 1.5) == pytest.approx(15.0)
     assert regret.time_to(curve(3.0, 2.0, math.nan), 1.5) == math.inf
+
+
+def test_one_lucky_look_does_not_count():
+    assert regret.time_to(curve(3.0, 2.0, 1.0, 2.0, 2.0), 1.5) == math.inf
+    assert regret.loss_at(curve(3.0, 2.0, 1.0, 2.0, 2.0), 40.0) == 2.0
 
 
 def test_regret_is_relative_to_the_best_fixed_setting_on_the_same_seed():

@@ -42,8 +42,14 @@ def read_cells(out: Path, rate_seed: int) -> Cells:
 
 
 def best_so_far(curve: Curve) -> tuple[list[float], list[float]]:
-    """Return times and the lowest loss up to each."""
-    values = [v if math.isfinite(v) else math.inf for _, _, v in curve]
+    """Return times and the lowest loss up to each.
+
+    The loss at a look is the median of it and its neighbours: otherwise the lowest of many noisy
+    looks would be luck.
+    """
+    raw = [v if math.isfinite(v) else math.inf for _, _, v in curve]
+    ends = [raw[0], *raw, raw[-1]]
+    values = [median(ends[i : i + 3]) for i in range(len(raw))]
     return [t for t, _, _ in curve], list(np.minimum.accumulate(values))
 
 

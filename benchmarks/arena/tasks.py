@@ -317,7 +317,7 @@ TASKS: dict[str, Task] = {
             lambda: Net(0, 3, 32, 1, nn.LSTM),
             squared_error,
             sgd=False,
-            rate=4e-3,
+            rate=1e-3,
             clip=1.0,
             budget=16.0,
             window=0.00077,
