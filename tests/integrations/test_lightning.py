@@ -249,7 +249,7 @@ def test_mixed_precision_runs_under_the_plugin():
 
 def test_k_is_estimated_under_mixed_precision():
     control = at.BiasTolerance(delta=0.9, k_max=12, lags=14, gauge=at.truncate.PaperGauge())
-    module = Mine(Watched(), control)
+    module = Mine(Watched(), control, estimates_per_epoch=1)
     trainer(precision="bf16-mixed").fit(module, loader(chunks((20,) * 5)))
     assert len(module.tbptt.history) == 2
 

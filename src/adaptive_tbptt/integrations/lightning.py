@@ -28,6 +28,7 @@ from ..loop.adaptive import AdaptiveTBPTT
 from ..loop.clipping import Clip
 from ..loop.step_scale import Rule, StepScale
 from ..loop.window import Window
+from ..measure.sampling import LevelRequest
 
 try:
     from lightning.pytorch import Callback, LightningModule
@@ -318,6 +319,8 @@ class TBPTTModule(LightningModule):
         due = tbptt.estimate_every is None or (self._planned and batch_idx == 0)
         if tbptt.request is None or not due:
             return
+        if tbptt.estimates_per_epoch is None and isinstance(tbptt.request, LevelRequest):
+            return  # these need no length
         batches = self.trainer.num_training_batches
         if math.isinf(batches):
             raise ValueError(

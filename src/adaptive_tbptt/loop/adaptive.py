@@ -6,7 +6,6 @@ import math
 import warnings
 import weakref
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
@@ -360,9 +359,6 @@ class AdaptiveTBPTT:
             raise self._not_of(stream)
         self._stream = weakref.ref(whole)
         self._carried.open(self.recurrent, stream, self.ranks)
-        if self.controller.k_max and self.overlap:  # whether a window may be cut among its losses
-            with suppress(ValueError):  # the layout is not to be found: it may not
-                self.recurrent.dims(self.recurrent.place(stream.peek(1).inputs))
         request = self.request
         if request is not None:
             stream.reserve(max(self.burn_in, stream.burn_in) + request.steps)
@@ -433,9 +429,9 @@ class AdaptiveTBPTT:
         affordable = math.ceil(cost / defaults.ESTIMATE_SHARE)
         if not by_level:
             return max(epoch or 0, affordable)
-        if not self.history:
-            return FEW * self.losses_per_window(self.truncation.known_k)
-        if len(self.history) == 1:
+        if not self.history and self.k is not None:
+            return FEW * self.losses_per_window(self.k)
+        if len(self.history) < 2:
             return affordable // EARLY
         # Parameters move fast at first, so estimates are then worth more.
         news = math.ceil(self.trained_steps * defaults.ESTIMATE_SHARE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,10 +12,10 @@ from torch import Tensor
 
 from .._torch.compiling import eager
 from .._torch.number_formats import Scaler, flushed_denormals, no_autocast
+from ..data.segment import Segment
 from ..data.stream import Stream
 from ..distributed.ranks import Ranks
 from ..model.objective import Objective
-from ..model.recurrent import Recurrent
 from .carried_states import CarriedStates
 from .loss_trend import LossTrend
 from .window_pass import Recompute, WindowPass, window_forward
@@ -52,6 +53,7 @@ class Tally:
         reach: the largest lag that the first and the last loss of the newest window saw.
         warned: whether a NaN loss was reported.
         trend: whether the loss still falls.
+        joins: whether outputs of pieces can be joined; None until a window asked.
     """
 
     trained: int = 0
@@ -59,6 +61,7 @@ class Tally:
     reach: tuple[int, int] = (0, 0)
     warned: bool = False
     trend: LossTrend = field(default_factory=LossTrend)
+    joins: bool | None = None
 
 
 class Window:
@@ -139,7 +142,7 @@ class Window:
         full = self.steps == self._planned and context in (0, self.k)
         forward = window_forward if full else eager()(window_forward)
         factors = {step - self.start: factor for step, factor in self.factors.items()}
-        marks = self._marks(context, recurrent)
+        marks = self._marks(context, segment)
         again = None if self._recompute is None else Recompute(self._recompute, not full)
         return forward(self._objective, segment, state, context, marks, factors, again)
 
@@ -156,14 +159,21 @@ class Window:
         if self._ranks.count == 1 and self.weight > 0:
             self._tally.trend.add(result.loss)
 
-    def _marks(self, context: int, recurrent: Recurrent) -> list[int]:
-        """Return the step where the next window starts, so that its state is held.
-
-        Outputs that cannot be joined would lose their common loss if that step cut the losses.
-        """
+    def _marks(self, context: int, segment: Segment) -> list[int]:
+        """Return the step where the next window starts, so that its state is held."""
         following = self._following - self.start
-        last = self.stop - self.start if recurrent.joins else context
-        return [following] if 0 < following < last else []
+        if context < following < segment.steps:
+            return [following] if self._joins(segment) else []
+        return [following] if 0 < following < context else []
+
+    def _joins(self, segment: Segment) -> bool:
+        """Return whether the losses may be cut: outputs that do not join lose their common loss."""
+        if self._tally.joins is None:
+            recurrent = self._objective.recurrent
+            with suppress(Exception):  # advisory: the model cannot be called this way
+                recurrent.dims(recurrent.place(segment.inputs))
+            self._tally.joins = bool(recurrent.joins)
+        return self._tally.joins
 
     def backward(self, scale: float = 1.0, scaler: Scaler | None = None) -> Tensor:
         """Add the gradient of the window, times `scale`, to `.grad`; return the loss.
