@@ -117,3 +117,23 @@ def test_no_step_runs_only_to_find_a_state(k):
         steps.clear()
         window.backward()
         assert sum(steps) == window.stop - window.start
+
+
+@pytest.mark.parametrize(("steps", "lags"), [(15, None), (41, None), (60, 16), (168, 128)])
+def test_a_short_stream_is_measured_as_far_as_it_goes(steps, lags):
+    """With 20 steps of burn-in and 20 losses."""
+    torch.manual_seed(0)
+    stream = at.SequenceStream(torch.randn(steps, 4, 3), torch.randn(steps, 4, 5))
+    tbptt = at.AdaptiveTBPTT(nn.GRU(3, 5), F.mse_loss)
+    for _ in range(12):
+        for window in tbptt.windows(stream):
+            window.backward()
+    assert tbptt.trained_steps == 12 * steps
+    assert (tbptt.evidence and tbptt.evidence.lags) == lags
+
+
+def test_lags_that_were_asked_for_are_not_given_up():
+    stream = at.SequenceStream(torch.randn(60, 4, 3), torch.randn(60, 4, 5))
+    tbptt = at.AdaptiveTBPTT(nn.GRU(3, 5), F.mse_loss, BestPace(), losses=20)
+    with pytest.raises(ValueError, match="does not fit into a stream"):
+        tbptt.estimate(stream)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -26,39 +25,13 @@ from ..truncate.remedies import what_to_do
 from ..truncate.unbiased import Unbiased
 from .arguments import as_controller, check_losses, check_recompute
 from .carried_states import CarriedStates, start_state
+from .epoch import Windows
 from .estimates import Estimate
+from .schedule import SoFar, check_schedule, steps_between
 from .window import Span, Tally, Window
 
 FIELDS = fields(Estimate)
-FEW = 8  # arbitrary: updates before the first estimate of a controller that starts with some k
-EARLY = 4  # arbitrary: the second estimate need not wait until it is affordable
 LOOK_STEPS = 64  # arbitrary: enough to meet a mask or a sequence's end, cheap beside an epoch
-
-
-class Windows:
-    """The windows of one epoch, from the stream's cursor to its end. Iterate over it once."""
-
-    def __init__(self, owner: AdaptiveTBPTT, stream: Stream) -> None:
-        self._owner, self._stream = owner, stream
-
-    def __len__(self) -> int:
-        """Return how many windows are left if K does not change.
-
-        K may change, so the number is a forecast. If a scheduler should follow the data rather than
-        the number of updates, step it by `window.progress`.
-        """
-        length, k = self._stream.length, self._owner.k
-        if length is None or k is None:
-            raise TypeError(
-                "the number of windows is unknown: the stream has no known length, or K was not "
-                "estimated yet"
-            )
-        return math.ceil((length - self._stream.cursor) / self._owner.losses_per_window(k))
-
-    def __iter__(self) -> Iterator[Window]:
-        """Yield the windows; afterwards the stream is rewound."""
-        self._owner.prepare(self._stream)
-        return self._owner._epoch(self._stream)
 
 
 class AdaptiveTBPTT:
@@ -145,12 +118,7 @@ class AdaptiveTBPTT:
             losses = defaults.UPDATE_LOSSES if losses is None else losses
             losses_per_k = 1.0 if losses_per_k is None else losses_per_k
         check_losses(losses, losses_per_k)
-        if estimates_per_epoch is not None and estimates_per_epoch <= 0:
-            raise ValueError(f"estimates_per_epoch must be positive, got {estimates_per_epoch}")
-        if estimate_every is not None and estimate_every < 1:
-            raise ValueError(f"estimate_every must be at least 1 step, got {estimate_every}")
-        if burn_in < 0:
-            raise ValueError(f"burn_in must not be negative, got {burn_in}")
+        check_schedule(estimates_per_epoch, estimate_every, burn_in)
         check_recompute(recompute)
         self.objective = Objective.of(
             model,
@@ -159,7 +127,7 @@ class AdaptiveTBPTT:
             batch_first=batch_first,
             state_batch_dim=state_batch_dim,
         )
-        self.controller = as_controller(controller)
+        self.controller, self._recommended = as_controller(controller), controller is None
         if isinstance(self.controller, Unbiased) and (losses is None or not overlap):
             raise ValueError(
                 "Unbiased draws a context for windows of a fixed length: pass the number of losses "
@@ -275,8 +243,12 @@ class AdaptiveTBPTT:
         """What the next estimate will measure; None if K is fixed."""
         return self.controller.request(self.truncation, self.losses)
 
-    def estimate(self, stream: Stream) -> Evidence:
-        """Measure on random segments of the stream and let the controller choose K."""
+    def estimate(self, stream: Stream) -> Evidence | None:
+        """Measure on random segments of the stream and let the controller choose K.
+
+        The recommended controller measures fewer lags on a short stream, and returns None if it is
+        too short for any.
+        """
         request = self.request
         if request is None:
             raise ValueError(f"{self.controller} never estimates: K is fixed")
@@ -288,6 +260,12 @@ class AdaptiveTBPTT:
             processes=self.ranks if self.ranks.count > 1 else None,
             plan=self._plan,
         )
+        if self._recommended and isinstance(request, LevelRequest) and stream.length is not None:
+            # Nobody asked for so many lags: measure those that the data have.
+            request = request.within(stream.length - source.warm_up_steps)
+            if request is None:
+                self._tally.since_estimate = 0
+                return None
         evidence = request.measure(source)
         self.evidence = evidence
         self.truncation = self.ranks.share(self.controller.update(self._watched, evidence))
@@ -416,23 +394,6 @@ class AdaptiveTBPTT:
         Args:
             epoch: steps of an epoch; None if the stream's length is unknown.
         """
-        request = self.request
-        by_level = isinstance(request, LevelRequest)
-        if epoch is None and (self.estimates_per_epoch is not None or not by_level):
-            raise ValueError(
-                "the length of the stream is unknown: pass estimate_every=, a number of steps, in "
-                "place of estimates_per_epoch"
-            )
-        if self.estimates_per_epoch is not None:
-            return math.ceil((epoch or 0) / self.estimates_per_epoch)
-        cost = 0 if request is None else request.batches * (self.burn_in + request.steps)
-        affordable = math.ceil(cost / defaults.ESTIMATE_SHARE)
-        if not by_level:
-            return max(epoch or 0, affordable)
-        if not self.history and self.k is not None:
-            return FEW * self.losses_per_window(self.k)
-        if len(self.history) < 2:
-            return affordable // EARLY
-        # Parameters move fast at first, so estimates are then worth more.
-        news = math.ceil(self.trained_steps * defaults.ESTIMATE_SHARE)
-        return max(affordable, news if epoch is None else min(news, epoch))
+        start = None if self.k is None else self.losses_per_window(self.k)
+        so_far = SoFar(len(self.history), self.trained_steps, start)
+        return steps_between(self.request, self.estimates_per_epoch, epoch, self.burn_in, so_far)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -190,6 +190,15 @@ class LevelRequest:
     def batches(self) -> int:
         """Segments to draw."""
         return self.segments
+
+    def within(self, steps: int) -> LevelRequest | None:
+        """Return the same with contexts that fit into so many steps; None if hardly any do.
+
+        >>> LevelRequest((0, 1, 2, 4, 8, 16), losses=5).within(12).contexts
+        (0, 1, 2, 4)
+        """
+        fitting = tuple(c for c in self.contexts if c + self.losses <= steps)
+        return replace(self, contexts=fitting) if len(fitting) > 2 else None
 
     def prepare(self, objective: Objective, segment: Segment, plan: ProbePlan) -> None:
         """Do nothing: levels take the same path through every model."""
