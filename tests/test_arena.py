@@ -29,7 +29,6 @@ def task(monkeypatch):
         0.01,
         1.0,
         0.4,
-        1e-3,
     )
     monkeypatch.setitem(cell.TASKS, "tiny", made)
     return made

@@ -73,8 +73,6 @@ class Task:
         rate: middle learning rate, for windows of 10 losses with SGD.
         clip: norm that the gradient is clipped at.
         budget: processor seconds of a cell; the runs that choose a rate take a part of it.
-        window: processor seconds of a reference window (`cell.reference`) where nothing else runs.
-            A cell counts time in such windows, so a busy or another machine does not matter.
     """
 
     name: str
@@ -85,7 +83,6 @@ class Task:
     rate: float
     clip: float
     budget: float
-    window: float
 
     @cached_property
     def data(self) -> tuple[Data, Data]:
@@ -298,7 +295,6 @@ TASKS: dict[str, Task] = {
             rate=5e-3,
             clip=1.0,
             budget=16.0,
-            window=0.0017,
         ),
         Task(
             "digits",
@@ -308,8 +304,7 @@ TASKS: dict[str, Task] = {
             sgd=False,
             rate=4e-3,
             clip=1.0,
-            budget=24.0,
-            window=0.0088,
+            budget=20.0,
         ),
         Task(
             "electricity",
@@ -319,8 +314,7 @@ TASKS: dict[str, Task] = {
             sgd=False,
             rate=1e-3,
             clip=1.0,
-            budget=16.0,
-            window=0.00077,
+            budget=14.0,
         ),
         Task(
             "copy",
@@ -330,8 +324,7 @@ TASKS: dict[str, Task] = {
             sgd=True,
             rate=3.2,
             clip=0.1,
-            budget=75.0,
-            window=0.0122,
+            budget=70.0,
         ),
         Task(
             "shakespeare",
@@ -341,8 +334,7 @@ TASKS: dict[str, Task] = {
             sgd=False,
             rate=4e-3,
             clip=1.0,
-            budget=36.0,
-            window=0.0144,
+            budget=29.0,
         ),
         Task(
             "ptb-small",
@@ -352,8 +344,7 @@ TASKS: dict[str, Task] = {
             sgd=True,
             rate=32.0,
             clip=0.1,
-            budget=36.0,
-            window=0.08,
+            budget=32.0,
         ),
     ]
 }
@@ -368,8 +359,7 @@ HELD_BACK: dict[str, Task] = {
             sgd=True,
             rate=3.2,
             clip=0.1,
-            budget=75.0,
-            window=0.0122,
+            budget=70.0,
         ),
         Task(
             "mackey-glass",
@@ -379,8 +369,7 @@ HELD_BACK: dict[str, Task] = {
             sgd=False,
             rate=4e-3,
             clip=1.0,
-            budget=16.0,
-            window=0.005,
+            budget=14.0,
         ),
     ]
 }
