@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import adaptive_tbptt as at
+from adaptive_tbptt.data import Padded
 from adaptive_tbptt.train import origin
 
 LOSSES, ROWS, LOOKS = 35, 8, 20
@@ -55,11 +56,12 @@ def read_csv(path: Path) -> np.ndarray[Any, np.dtype[np.float32]]:
 def plain(model: Forecast, optimizer: Any, stream: at.SequenceStream) -> Iterator[None]:
     """The detach loop as people write it; yields after every update."""
     whole = stream.segment(0, stream.length)
+    targets = whole.targets.targets if isinstance(whole.targets, Padded) else whole.targets
     while True:
         state = None
         for i in range(0, stream.length, LOSSES):
             outputs, state = model(whole.inputs[i : i + LOSSES], state)
-            nn.functional.mse_loss(outputs, whole.targets[i : i + LOSSES]).backward()
+            nn.functional.mse_loss(outputs, targets[i : i + LOSSES]).backward()
             state = (state[0].detach(), state[1].detach())
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()

@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/quick"))
     options = parser.parse_args()
-    torch.set_num_threads(1)  # a model this small gains nothing from a second thread
+    torch.set_num_threads(1)  # so that processor time is comparable
     curves = compare(options.seconds, 15, options.seed)
     draw(curves, options.out / "side_by_side.png")
     first, second = curves.values()

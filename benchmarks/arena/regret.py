@@ -48,7 +48,7 @@ def best_so_far(curve: Curve) -> tuple[list[float], list[float]]:
     looks would be luck.
     """
     raw = [v if math.isfinite(v) else math.inf for _, _, v in curve]
-    ends = [raw[0], *raw, raw[-1]]
+    ends = [raw[0], *raw, math.inf]  # the last look has no neighbour to confirm it
     values = [median(ends[i : i + 3]) for i in range(len(raw))]
     return [t for t, _, _ in curve], list(np.minimum.accumulate(values))
 

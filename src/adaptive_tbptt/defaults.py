@@ -6,14 +6,13 @@ LOSSES = 35
 """Losses per window of the loop that `diagnose` asks about: the usual length in word models."""
 
 UPDATE_LOSSES = 20
-"""Losses per window while training, at least. Smallest worst regret in `benchmarks/arena`, beside
-10 and 35."""
+"""Losses per window of the recommended loop, at least (`benchmarks/arena`)."""
 
 CONTEXT = 128
 """Longest context of the recommended loop."""
 
 SHARE = 0.5
-"""Cost of random contexts in the recommended loop while the loss stalls."""
+"""Expected steps of the random contexts while the loss stalls, relative to the rest of a window."""
 
 DELTA = 0.1
 """Tolerated bias that `diagnose` recommends for; the paper's most careful setting."""

@@ -16,6 +16,7 @@ def machine(monkeypatch):
         used.clear()
         monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
         monkeypatch.setattr(torch, "set_num_threads", used.append)
+        monkeypatch.setattr(threads.os, "cpu_count", lambda: cores)
         monkeypatch.setattr(threads.os, "getloadavg", lambda: (load, 0.0, 0.0), raising=False)
         return used
 

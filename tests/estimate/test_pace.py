@@ -55,7 +55,7 @@ def test_a_step_gains_at_least_the_share_that_the_bias_leaves():
 def test_the_context_with_the_best_pace_is_chosen(added, losses, k):
     found = choose(curve(added, losses), 0, 16, k_now=0)
     assert (found.k, found.outcome) == (k, Outcome.BEST_PACE)
-    assert f"k={k} gains most" in found.message
+    assert f"k={k} has the best pace" in found.message
     assert found.delta is None
 
 
@@ -82,3 +82,9 @@ def test_without_a_gradient_and_with_a_stalled_loss_it_looks_further():
     assert found == [8, 8, 16, 16]
     shown = curve([1.0, 0.0, 0.0, 0.0])
     assert choose(shown, 0, 16, k_now=0, stalled=True).k == 0
+
+
+def test_a_k_beyond_a_short_measurement_counts_as_the_longest_measured_one():
+    assert choose(curve([1.0, 0.0, 0.0, 0.0]), 0, 128, k_now=128).k == 0
+    assert choose(curve([0.0, 0.0, 0.0, 1.0]), 0, 128, k_now=128).k == 16
+    assert choose(curve([1.0, 0.0, 0.0, 0.0], noise=100.0), 0, 128, k_now=128).k == 16

@@ -1,13 +1,15 @@
 """The recommended loop: `AdaptiveTBPTT(model, loss_fn)`."""
 
-from itertools import pairwise
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import adaptive_tbptt as at
+from adaptive_tbptt.loop.schedule import SoFar, steps_between
 from adaptive_tbptt.truncate import BestPace
 
 
@@ -78,17 +80,26 @@ def test_context_and_losses_grow_once_the_gradient_comes_from_far_back():
 
 
 def test_estimates_read_at_most_their_share_and_become_rarer():
+    request = BestPace(k_max=4).request(BestPace(k_max=4).init(), 10)
+    affordable = 20 * 8 * 14
+
+    def steps(estimates, trained):
+        return steps_between(request, None, None, 0, SoFar(estimates, trained, 10))
+
+    assert steps(0, 0) == 80  # eight updates
+    assert steps(1, 80) == affordable // 4
+    assert steps(2, 640) == affordable
+    assert steps(9, 100_000) == 5000  # 5 % more
+
+
+def test_a_loop_keeps_to_the_schedule():
     torch.manual_seed(0)
-    stream = at.SequenceStream(torch.randn(40_000, 1, 1), torch.randn(40_000, 1, 2))
+    stream = at.SequenceStream(torch.randn(10_000, 1, 1), torch.randn(10_000, 1, 2))
     tbptt = at.AdaptiveTBPTT(nn.RNN(1, 2), F.mse_loss, BestPace(k_max=4), losses=10, burn_in=0)
-    cost = 8 * 14
     for window in tbptt.windows(stream):
         window.backward()
-        assert tbptt.probed_steps <= 0.05 * tbptt.trained_steps + 2 * cost
-    steps = [e.step for e in tbptt.history]
-    gaps = [b - a for a, b in pairwise(steps)]
-    assert (steps[0], gaps[0], gaps[1]) == (80, 560, 2240)
-    assert gaps[-1] == 2240  # until 5 % of what was trained is more
+        assert tbptt.probed_steps <= 0.05 * tbptt.trained_steps + 2 * 8 * 14
+    assert [e.step for e in tbptt.history] == [80, 640, 2880, 5120, 7360, 9600]
 
 
 def test_a_stream_of_unknown_length_needs_no_schedule():
@@ -130,6 +141,83 @@ def test_a_short_stream_is_measured_as_far_as_it_goes(steps, lags):
             window.backward()
     assert tbptt.trained_steps == 12 * steps
     assert (tbptt.evidence and tbptt.evidence.lags) == lags
+
+
+def test_short_chunks_of_unknown_length_are_measured_as_far_as_they_go():
+    chunks = [(torch.randn(30, 2, 1), torch.randn(30, 2, 2)) for _ in range(4)]
+    stream, tbptt = at.ChunkStream(chunks), at.AdaptiveTBPTT(nn.RNN(1, 2), F.mse_loss)
+    for _ in range(3):
+        for window in tbptt.windows(stream):
+            window.backward()
+    assert tbptt.evidence.lags == 64
+
+
+@pytest.mark.parametrize("wrap", [None, at.truncate.RateLimited])
+def test_windows_of_one_loss_are_not_what_anybody_wants(wrap):
+    controller = BestPace() if wrap is None else wrap(BestPace())
+    with pytest.raises(ValueError, match="such as losses=35"):
+        at.AdaptiveTBPTT(nn.RNN(1, 2), F.mse_loss, controller)
+
+
+def test_a_wrapped_controller_hears_that_the_loss_has_stalled():
+    """Noise hides the gradient: k doubles only if the loss has stalled."""
+    controller = at.truncate.Limited(BestPace(k_max=8), low=0, high=8)
+    vectors = np.random.default_rng(0).standard_normal((8, 5, 16)).astype(np.float32)
+    sums = at.estimate.LevelSums((0, 1, 2, 4, 8), vectors, np.ones(8), 2)
+    shown = at.estimate.LevelSums((0, 1, 2, 4, 8), vectors * 0.01 + 1.0, np.ones(8), 2)
+    shown.vectors[:, 1:] *= 0.001
+    state = controller.update(controller.init(), shown)
+    assert state.k == 0
+    assert controller.update(state, sums).k == 0
+    assert controller.update(replace(state, stalled=True), sums).k == 2
+
+
+def test_a_run_that_goes_on_equals_one_that_was_not_stopped():
+    """On chunks of unknown length, with estimates, a stalled loss and random contexts."""
+
+    def made(model):
+        controller = at.Unbiased(16, 0.5, when_stalled=True, base=BestPace(k_max=4))
+        return at.AdaptiveTBPTT(
+            model, F.mse_loss, controller, losses=4, losses_per_k=1.0, estimate_every=400
+        )
+
+    def train(stop):
+        torch.manual_seed(0)
+        model = nn.GRU(1, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        chunks = [(torch.randn(50, 2, 1), torch.randn(50, 2, 2)) for _ in range(30)]
+        stream, tbptt = at.ChunkStream(chunks), made(model)
+        seen = []
+        for _ in range(2):
+            for window in tbptt.windows(stream):
+                window.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                seen.append((window.start, window.first, window.stop))
+                if len(seen) == stop:
+                    break
+            if len(seen) == stop:
+                break
+        if stop is not None:
+            saved = tbptt.state_dict(), stream.state_dict()
+            stream, tbptt = at.ChunkStream(chunks), made(model)
+            tbptt.load_state_dict(saved[0])
+            stream.load_state_dict(saved[1])
+            while tbptt.trained_steps < 3000:
+                for window in tbptt.windows(stream):
+                    window.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    seen.append((window.start, window.first, window.stop))
+        return seen, [e.k for e in tbptt.history], [p.detach().clone() for p in model.parameters()]
+
+    whole, ks, parameters = train(None)
+    assert len(ks) == 7
+    assert max(first - start for start, first, _ in whole) == 16  # drawn, since the loss stalls
+    for stop in (3, 300, 500):
+        again, ks_again, parameters_again = train(stop)
+        assert (again, ks_again) == (whole, ks)
+        assert all(map(torch.equal, parameters, parameters_again))
 
 
 def test_lags_that_were_asked_for_are_not_given_up():

@@ -27,6 +27,8 @@ CONTROLLERS = {
     "measured rate": at.truncate.RateLimited(MEASURED, factor=1.5),
     "measured powers": at.truncate.Bucketed(at.truncate.Limited(MEASURED, low=3, high=40)),
     "pace": at.truncate.BestPace(k_max=60),
+    "pace rate": at.truncate.RateLimited(at.truncate.BestPace(k_max=60), factor=math.inf, fall=1.5),
+    "pace limited": at.truncate.Limited(at.truncate.BestPace(k_max=60), low=0, high=9),
     "pace, unbiased": at.Unbiased(100, base=at.truncate.BestPace(k_max=60)),
     "detached": at.FixedTruncation(0),
     "unbiased": at.Unbiased(40),

@@ -15,13 +15,16 @@ import torch
 def use_idle_cores() -> str | None:
     """Use as many threads as there are idle cores; return a sentence if that is fewer than usual.
 
-    `OMP_NUM_THREADS` has priority, and so has a system that does not tell its load.
+    Does nothing if `OMP_NUM_THREADS` is set, or if the system does not report its load.
     """
     usual = torch.get_num_threads()
-    if "OMP_NUM_THREADS" in os.environ or not hasattr(os, "getloadavg") or usual == 1:
+    try:
+        busy = round(os.getloadavg()[0])
+    except (AttributeError, OSError):
         return None
-    busy = round(os.getloadavg()[0])
-    threads = max(1, usual - busy)
+    if "OMP_NUM_THREADS" in os.environ or usual == 1:
+        return None
+    threads = max(1, min(usual, (os.cpu_count() or usual) - busy))
     if threads == usual:
         return None
     torch.set_num_threads(threads)

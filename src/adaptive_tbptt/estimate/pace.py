@@ -6,7 +6,8 @@ of what a step along g gains. A window of K2 losses and K steps of context costs
 
     pace(K) = (1 - b_K) K2 / (K2 + K)
 
-is 1 for a window without bias and context.
+is 1 for a window without bias and context. All contexts are compared at the same K2, the one that
+the bias was measured with, even if the loop then carries more losses with a longer context.
 """
 
 from __future__ import annotations
@@ -48,15 +49,17 @@ class PaceLimits:
 def choose_pace(curve: LevelCurve, limits: PaceLimits) -> TruncationDecision:
     """Return the context with the best pace; the k in use stays if no other is clearly better.
 
-    If noise hides the gradient there is no pace to compare. Then k stays while the loss falls. It
-    is k_max if nothing was measured before, and doubles if the loss has stalled: nothing is to be
-    gained at the present k.
+    If noise hides the gradient, there is no pace to compare. Then k stays while the loss falls. If
+    nothing was measured before, k is k_max. If the loss has stalled, k at least doubles, since
+    nothing is gained at the present k.
     """
-    now, inside = limits.k_now, [c for c in curve.contexts if limits.k_min <= c <= limits.k_max]
+    inside = [c for c in curve.contexts if limits.k_min <= c <= limits.k_max]
+    # A short stream is measured less far than the k that another one gave.
+    now = None if limits.k_now is None else curve.contexts[curve.at(limits.k_now)]
     if curve.hidden:
-        outcome, k = Outcome.KEPT, limits.k_max if now is None else now
+        outcome, k = Outcome.KEPT, inside[-1] if now is None else now
         if limits.stalled:
-            k = next((c for c in inside if c >= max(2 * k, curve.losses)), limits.k_max)
+            k = next((c for c in inside if c >= max(2 * k, curve.losses)), inside[-1])
         message = f"noise hides the gradient of {curve.samples} losses; using k={k}"
     else:
         outcome, found = Outcome.BEST_PACE, dict(zip(curve.contexts, paces(curve), strict=True))
@@ -64,8 +67,8 @@ def choose_pace(curve: LevelCurve, limits: PaceLimits) -> TruncationDecision:
         if now is not None and found[k] <= CLEARLY * found[now]:
             k = now
         message = (
-            f"k={k} gains most per step: bias {curve.relative_at(k):.3g}, and {found[k]:.0%} of "
-            "the pace without bias and context"
+            f"k={k} has the best pace, or nearly: bias {curve.relative_at(k):.3g}, and "
+            f"{found[k]:.0%} of the pace without bias and context"
         )
     return TruncationDecision(
         k=k,

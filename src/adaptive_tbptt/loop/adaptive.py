@@ -52,8 +52,8 @@ class AdaptiveTBPTT:
         overlap: False leaves the context out: BPTT(K2, K2), as frameworks do it. The first loss of
             a window then sees lag 0 alone, and no bound holds.
         estimates_per_epoch: how often to estimate K (alpha in the paper). None is once with the
-            paper's gauges. Measurements by level come whenever training has gone on by 5 %, at
-            least once per epoch, but never read more than 5 % as many steps as training.
+            paper's gauges. `MeasuredGauge` estimates again each time that the trained steps have
+            grown by 5 %. After the first two, estimates read at most 5 % as many steps as training.
         estimate_every: steps between estimates; the paper's gauges need it if the stream's length
             is unknown.
         burn_in: steps that warm up the state before a measurement; 20 as in the release.
@@ -133,7 +133,7 @@ class AdaptiveTBPTT:
                 "Unbiased draws a context for windows of a fixed length: pass the number of losses "
                 "they carry, such as losses=35, and leave overlap=True"
             )
-        if self.controller.k_max == 0 and losses is None:
+        if self.controller.init().k == 0 and losses is None:
             raise ValueError(
                 "with a truncation length of 0 a window has no context: pass the number of losses "
                 "it carries, such as losses=35"
@@ -260,9 +260,9 @@ class AdaptiveTBPTT:
             processes=self.ranks if self.ranks.count > 1 else None,
             plan=self._plan,
         )
-        if self._recommended and isinstance(request, LevelRequest) and stream.length is not None:
+        if self._recommended and isinstance(request, LevelRequest):
             # Nobody asked for so many lags: measure those that the data have.
-            request = request.within(stream.length - source.warm_up_steps)
+            request = request.within(self._room(source.stream, request) - source.warm_up_steps)
             if request is None:
                 self._tally.since_estimate = 0
                 return None
@@ -282,6 +282,14 @@ class AdaptiveTBPTT:
             if concern is not None:
                 warnings.warn(concern, TruncationWarning, stacklevel=3)
         return evidence
+
+    def _room(self, stream: Stream, request: LevelRequest) -> int:
+        """Return how many steps a random segment may have."""
+        if stream.length is not None:
+            return stream.length
+        first = self._carried.oldest
+        needed = max(self.burn_in, stream.burn_in) + request.steps
+        return max(stream.available(first + needed) - first, 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to resume exactly; call it after a window's `backward`.

@@ -31,9 +31,9 @@ def steps_between(
 ) -> int:
     """Return the steps from one estimate to the next.
 
-    The paper's gauges estimate once per epoch. Parameters move fast at first, so measurements by
-    level come whenever training has gone on by a share, at least once per epoch. No estimates read
-    more than that share of the steps of training.
+    The paper's gauges estimate once per epoch. Parameters move fast at first, so `MeasuredGauge`
+    estimates again each time that the trained steps have grown by a share. Neither reads more than
+    that share of the steps of training, after the first two estimates.
 
     Args:
         request: what an estimate measures.
@@ -59,7 +59,7 @@ def steps_between(
     if so_far.estimates < 2:
         return affordable // EARLY
     news = math.ceil(so_far.trained * defaults.ESTIMATE_SHARE)
-    return max(affordable, news if epoch is None else min(news, epoch))
+    return max(affordable, news)
 
 
 def check_schedule(

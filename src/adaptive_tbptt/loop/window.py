@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from .._torch.compiling import eager
@@ -214,6 +215,9 @@ class Window:
         loss = loss.detach()
         if self._ranks.count > 1:
             parameters = self._objective.parameters
+            # The same format on all ranks, so that they agree about the trend. A rank whose rows
+            # are all masked may have a loss in the format of its state.
+            loss = loss if loss.dtype == torch.float64 else loss.float()
             loss, self.weight = self._ranks.average(parameters, loss, self.weight)
             if self.weight > 0:
                 self._tally.trend.add(loss)

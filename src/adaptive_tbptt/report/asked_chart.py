@@ -74,7 +74,12 @@ def _verdict(run: Run, estimated: Array, measured: Array) -> str:
         else:
             kept = int((values <= run.delta).sum())  # NaN stands for an infinite bound: not kept
             parts.append(f"{kept} of {len(values)} {what} at most delta, {middle}")
-    asked = f"K fixed at {run.epochs.last['k']}" if run.delta is None else f"asked {run.delta:g}"
+    if run.delta is not None:
+        asked = f"asked {run.delta:g}"
+    elif len(run.probes):
+        asked = "K chosen for its pace"
+    else:
+        asked = f"K fixed at {run.epochs.last['k']}"
     return f"{asked}; {'; '.join(parts) or 'the bias was not estimated'}"
 
 

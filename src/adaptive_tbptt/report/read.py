@@ -94,14 +94,16 @@ class Run:
 
     @property
     def delta(self) -> float | None:
-        """The tolerance; None if K was fixed."""
+        """The tolerance; None if there was none."""
         asked: float | None = self.config.get("delta")
         return self.probes.last.get("delta", asked)
 
     @property
     def setting(self) -> str:
         """What was asked for, such as delta=0.1 or K=10."""
-        return f"K={self.epochs.last['k']}" if self.delta is None else f"delta={self.delta:g}"
+        if self.delta is not None:
+            return f"delta={self.delta:g}"
+        return "best pace" if len(self.probes) else f"K={self.epochs.last['k']}"
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:

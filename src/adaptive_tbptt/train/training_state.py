@@ -134,13 +134,16 @@ def settings_of(trainer: Trainer) -> dict[str, str]:
     # `losses` and `losses_per_k` were once one argument, whose type made the difference: '5' is
     # five steps, '0.5' is K / 2. Checkpoints keep that form.
     per_k = 1.0 if tbptt.losses_per_k is None else float(tbptt.losses_per_k)
+    losses = repr(per_k if tbptt.losses is None else int(tbptt.losses))
+    if tbptt.losses is not None and tbptt.losses_per_k is not None:
+        losses = f"{losses}, at least {per_k} K"
     return {
         "controller": repr(tbptt.controller),
         "optimizer": f"{type(optimizer).__name__}, {len(optimizer.param_groups)} groups",
         "scheduler": type(trainer.scheduler).__name__,
         "step_scale": trainer.step_scale,
         "clip": repr(trainer.clip),
-        "losses": repr(per_k if tbptt.losses is None else int(tbptt.losses)),
+        "losses": losses,
         "overlap": repr(tbptt.overlap),
         "estimates": repr((tbptt.estimates_per_epoch, tbptt.estimate_every, tbptt.burn_in)),
     }

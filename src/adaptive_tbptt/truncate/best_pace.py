@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .. import defaults
 from ..errors import require_whole
 from ..estimate.pace import PaceLimits, choose_pace
-from ..estimate.truncation import TruncationDecision
+from ..estimate.truncation import Outcome, TruncationDecision
 from ..measure.sampling import Evidence, Request
 from .controller import Context, Controller, TruncationState
 from .gauges import MeasuredGauge, ProbeBudget
@@ -32,8 +32,10 @@ class BestPace(Controller):
     small now but would grow if it were followed, as on the plateau of the copy task, does not
     count. `Unbiased(base=BestPace())` keeps such lags on average.
 
-    If noise hides the gradient, k stays. It is k_max if that happens at the first estimate, and
-    doubles if the training loss has stalled as well.
+    If noise hides the gradient, k stays. If that happens at the first estimate, k is k_max. If the
+    training loss has stalled as well, k at least doubles.
+
+    The bias is that of windows with `losses` losses, even if `losses_per_k` makes them carry more.
 
     Attributes:
         k_max: largest k to use.
@@ -71,7 +73,8 @@ class BestPace(Controller):
         now = None if state.decision is None else state.known_k
         limits = PaceLimits(self.k_min, self.k_max, now, bool(state.stalled))
         decision = choose_pace(curve, limits)
-        return TruncationState(decision.k, decision, evidence=remembered, curve=curve)
+        kept = remembered if self.gauge.budget.remembered else None
+        return TruncationState(decision.k, decision, evidence=kept, curve=curve)
 
     def brief(self, state: TruncationState, evidence: Evidence) -> dict[str, Any]:
         """Keep all measurements behind the estimate, remembered ones included."""
@@ -82,5 +85,10 @@ class BestPace(Controller):
         return Context(state.known_k)
 
     def assess(self, state: TruncationState, k: int) -> TruncationDecision | None:
-        """Return the decision behind the last estimate; there is no tolerance to judge k by."""
-        return state.decision
+        """Return the bias at k, with what was chosen instead."""
+        chosen, curve = state.decision, state.curve
+        if chosen is None or curve is None or chosen.k == k:
+            return chosen
+        bias = curve.relative_at(k)
+        message = f"k is held at {k}, where the bias is {bias:.3g}; {chosen.message}"
+        return replace(chosen, k=k, relative_bias=bias, outcome=Outcome.HELD_BACK, message=message)

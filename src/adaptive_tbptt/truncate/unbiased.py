@@ -62,8 +62,8 @@ class Unbiased(Controller):
         fall: probability of each level relative to the one before it.
         seed: of the draws, which depend only on it and on the steps trained so far.
         when_stalled: draw only while the training loss has stopped falling; otherwise the context
-            is that of `base`, and the gradient is biased as it is.
-        base: chooses the context that always runs: `FixedTruncation(0)` for none, or a
+            is that of `base`, and the gradient has the bias that `base` leaves.
+        base: chooses the context that always runs: `FixedTruncation(0)` for none, `BestPace` or
             `BiasTolerance` with a k_max that is not larger.
 
     Choosing k_max: it bounds memory. Choosing share: smaller values cost less and add noise, since
@@ -72,8 +72,9 @@ class Unbiased(Controller):
     Choosing when_stalled: while short lags reduce the loss, rare long ones add noise and little
     else. Once the loss stalls, time spent on looking further back is time well spent.
 
-    A log keeps two numbers per estimate if `base` measures: `random.context`, the mean context, and
-    `random.noise`, by what share drawing increases the mean squared norm of a window's gradient.
+    If `base` measures by level, a log keeps two numbers per estimate, for windows of `losses`
+    losses: `random.context`, the mean context, and `random.noise`, by what share drawing increases
+    the mean squared norm of a window's gradient.
 
     Clipping acts on the weighted gradient. A clipped gradient is no longer unbiased.
 
@@ -116,7 +117,7 @@ class Unbiased(Controller):
         sure = ((always, 1.0),) if always else ()
         if always >= self.k_max:
             return sure
-        doubled = (losses << i for i in range(self.k_max.bit_length()))
+        doubled = (losses << i for i in range(int(self.k_max).bit_length()))
         contexts = [*(c for c in doubled if always < c < self.k_max), self.k_max]
         odds = [self.fall**i for i in range(len(contexts))]
         edges = pairwise([always, *contexts])
@@ -162,7 +163,8 @@ class Unbiased(Controller):
     def brief(self, state: TruncationState, evidence: Evidence) -> dict[str, Any]:
         """Return what `base` keeps, and what drawing costs and adds to the gradient's noise."""
         kept = self.base.brief(state, evidence)
-        if not isinstance(evidence, LevelSums) or state.k is None:
+        waits = self.when_stalled and not state.stalled
+        if waits or not isinstance(evidence, LevelSums) or state.k is None:
             return kept
         levels, losses = self.levels(evidence.losses, state.k), evidence.losses
         random = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import require_whole
@@ -40,9 +40,11 @@ class Wrapper(Controller):
 
     def update(self, state: TruncationState, evidence: Evidence) -> TruncationState:
         """Let the wrapped controller choose, then change its choice."""
-        inner = self.controller.update(_inner(state), evidence)
+        seen = replace(_inner(state), stalled=state.stalled)
+        inner = self.controller.update(seen, evidence)
         assert inner.k is not None
-        k = self.change(inner.k, state.k)
+        # A controller that starts with some k has chosen none before its first estimate.
+        k = self.change(inner.k, state.k or None)
         # Report the bias at the k in use, not at the k that the wrapped controller chose.
         decision = inner.decision if k == inner.k else self.controller.assess(inner, k)
         return TruncationState(k, decision, inner=inner)
