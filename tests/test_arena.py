@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from benchmarks.arena import cell, engine, methods, regret, runner, tasks
+from benchmarks.arena import cell, engine, methods, pairs, regret, runner, tasks
 from torch import nn
 
 
@@ -175,3 +175,17 @@ def test_the_table_counts_pairs_and_puts_the_smallest_worst_regret_first(tmp_pat
     assert "| **ours, 20** | 0.50 | 0.50 | 0.50 |  |" in table
     assert "| detach 35 | never | never | never | 2 of 2 (p = 0.5) |" in table
     assert {p.name for p in tmp_path.glob("*.png")} == {"curves.png", "regret.png"}
+
+
+def test_pairs_are_compared_seed_by_seed(tmp_path):
+    (tmp_path / "cells").mkdir()
+    curves = {"ours": {0: curve(4, 2, 1, 0, 0), 1: curve(4, 3, 2, 1, 0)}, "other": {}}
+    curves["other"] = {0: curve(4, 3, 2, 1, 0), 1: curve(4, 2, 1, 0, 0)}
+    for method, seeds in curves.items():
+        for seed, found in seeds.items():
+            held = {"task": "t", "method": method, "seed": seed, "curve": found}
+            (tmp_path / "cells" / f"{method}-{seed}.json").write_text(json.dumps(held))
+    text, _, _, _, first, second = pairs.compare(tmp_path, "t", "ours", "other", 2.0, 100)
+    assert (first, second) == ("| 0 | 10.00 | 20.00 | 0.50 |", "| 1 | 20.00 | 10.00 | 2.00 |")
+    # Logarithms of 0.5 and 2: mean 0, standard error log 2, 12.7 of Student's with one degree.
+    assert "over 2 seeds that both reach it on: 1.00 [0.00, 6685.32]" in text

@@ -3,7 +3,8 @@
     python -m benchmarks.arena rates                  # three learning rates each, on seed 100
     python -m benchmarks.arena run                    # the cells of the table, at the best rate
     python -m benchmarks.arena cell copy 'ours, 35' --seed 0
-    python -m benchmarks.arena table                  # regret and figure from the cells there are
+    python -m benchmarks.arena table                  # regret and figures from the cells there are
+    python -m benchmarks.arena pairs copy 'ours, 20' 'context 10' --until 0.0953
 
 Two cells run side by side, one thread each, on a machine that does nothing else. Every finished
 cell is a file, and is not run again. `--ray` runs cells on a Ray cluster instead.
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .methods import METHODS
+from .pairs import compare
 from .regret import write_table
 from .runner import RATE_SEED, Job, best_rate, rates_of, run_local, run_ray
 from .tasks import HELD_BACK, TASKS
@@ -49,8 +51,12 @@ def jobs(options: Any) -> Iterator[Job]:
 def main() -> None:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=["rates", "run", "cell", "table"])
-    parser.add_argument("cell", nargs="*", help="with `cell`: a task and a method")
+    parser.add_argument("command", choices=["rates", "run", "cell", "table", "pairs"])
+    parser.add_argument(
+        "cell",
+        nargs="*",
+        help="with `cell`: a task and a method; with `pairs`: a task and two methods",
+    )
     parser.add_argument("--task", action="append", help="only this one; may be repeated")
     parser.add_argument("--method", action="append", help="only this one; may be repeated")
     parser.add_argument("--seed", type=int, action="append")
@@ -67,6 +73,12 @@ def main() -> None:
         if len(options.cell) != 2:
             parser.error("cell takes a task and a method")
         options.task, options.method = [options.cell[0]], [options.cell[1]]
+    if options.command == "pairs":
+        if len(options.cell) != 3:
+            parser.error("pairs takes a task and two methods")
+        target = options.until if math.isfinite(options.until) else None
+        print("\n".join(compare(options.out, *options.cell, target, RATE_SEED)))
+        return
     if options.command != "table":
         commit = subprocess.run(
             ["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False

@@ -41,13 +41,15 @@ def read_cells(out: Path, rate_seed: int) -> Cells:
     return found
 
 
-def best_so_far(curve: Curve) -> tuple[list[float], list[float]]:
+def best_so_far(curve: Curve, smooth: bool = True) -> tuple[list[float], list[float]]:
     """Return times and the lowest loss up to each.
 
-    The loss at a look is the median of it and its neighbours: otherwise the lowest of many noisy
-    looks would be luck.
+    If smooth, the loss at a look is the median of it and its neighbours: otherwise the lowest of
+    many noisy looks would be luck.
     """
     raw = [v if math.isfinite(v) else math.inf for _, _, v in curve]
+    if not smooth:
+        return [t for t, _, _ in curve], list(np.minimum.accumulate(raw))
     ends = [raw[0], *raw, math.inf]  # the last look has no neighbour to confirm it
     values = [median(ends[i : i + 3]) for i in range(len(raw))]
     return [t for t, _, _ in curve], list(np.minimum.accumulate(values))
@@ -59,9 +61,9 @@ def loss_at(curve: Curve, seconds: float) -> float:
     return min(v for t, v in zip(times, values, strict=True) if t <= seconds)
 
 
-def time_to(curve: Curve, target: float) -> float:
+def time_to(curve: Curve, target: float, smooth: bool = True) -> float:
     """Return when the loss first was at most the target, between two looks by interpolation."""
-    times, values = best_so_far(curve)
+    times, values = best_so_far(curve, smooth)
     for i, value in enumerate(values):
         if value <= target:
             if i == 0:

