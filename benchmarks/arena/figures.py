@@ -12,6 +12,7 @@ SHOWN = {
     "detach 10": ("0.7", "detach 10"),
     "detach 35": ("0.35", "detach 35"),
     "detach 140": ("#56b4e9", "detach 140"),
+    "context 10": ("#cc79a7", "10 losses, context 10"),
     "context 140": ("#009e73", "140 losses, context 140"),
 }
 ORANGE = "#d55e00"
@@ -41,13 +42,18 @@ def draw_curves(cells: Any, path: Path, ours: str) -> None:
             panel.spines[side].set_visible(False)
     for panel in axes[count:]:
         panel.set_visible(False)
-    axes[0].legend(fontsize="small", frameon=False)
+    known = {
+        label: line
+        for panel in axes
+        for line, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(known.values(), known.keys(), loc="outside upper center", ncols=6, frameon=False)
     figure.supxlabel("processor time in seconds")
     figure.supylabel("validation loss, median over seeds")
     figure.savefig(path, dpi=150)
 
 
-def draw_regrets(cells: Any, rows: list[dict[str, Any]], path: Path, ours: str) -> None:
+def draw_regrets(rows: list[dict[str, Any]], path: Path, ours: str) -> None:
     """Draw a dot per task for every method; 'never' stands at the right edge."""
     from matplotlib.figure import Figure
 

@@ -33,7 +33,7 @@ def compare(
     ratios = []
     for seed in seeds:
         a, b = (time_to(methods[m][seed], target, smooth) for m in (ours, other))
-        ratio = "" if math.isinf(a) and math.isinf(b) else show(a / b)
+        ratio = show(a / b) if math.isfinite(a) and math.isfinite(b) else ""
         lines.append(f"| {seed} | {show(a)} | {show(b)} | {ratio} |")
         if math.isfinite(a) and math.isfinite(b):
             ratios.append(math.log(a / b))

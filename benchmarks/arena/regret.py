@@ -175,4 +175,4 @@ def write_table(out: Path, rate_seed: int, ours: str = OURS) -> None:
     (out / "table.md").write_text("\n".join([text, "", *lines]) + "\n")
     print("\n".join(lines))
     draw_curves(cells, out / "curves.png", ours)
-    draw_regrets(cells, rows, out / "regret.png", ours)
+    draw_regrets(rows, out / "regret.png", ours)
