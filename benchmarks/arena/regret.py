@@ -90,6 +90,8 @@ def regrets(cells: Cells) -> dict[str, dict[str, dict[int, float]]]:
         target = median(loss_at(c, c[-1][0] / 2) for c in methods[best].values())
         for method, curves in methods.items():
             for seed, curve in curves.items():
+                if seed not in methods[best]:
+                    continue
                 base = time_to(methods[best][seed], target)
                 if not math.isfinite(base):  # the best setting was unlucky on this seed
                     base = methods[best][seed][-1][0]
