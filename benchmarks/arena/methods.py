@@ -332,7 +332,7 @@ METHODS: dict[str, Callable[[int], Method]] = {
     "ARTBP": ARTBP,
     "paper, delta 0.1": lambda seed: Library(seed, paper),
     "levels, delta 0.1, 35": lambda seed: Library(seed, lambda _: at.BiasTolerance(0.1), 35),
-    "full": lambda seed: Fixed(seed, 1000),
+    "full": lambda seed: Fixed(seed, 10_000),
     "telescope": lambda seed: Telescope(seed, 35, (1, 2, 4, 8)),
     "pace, 20": lambda seed: Library(seed, lambda _: at.truncate.BestPace(), 20, 1.0),
     "ours, 10": ours(10),
