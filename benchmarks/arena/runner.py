@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -66,7 +67,8 @@ def finish(job: Job, out: Path, commit: str, **limits: float) -> str:
 
 
 def run_local(todo: Iterable[Job], out: Path, commit: str, processes: int, **limits: float) -> None:
-    """Run cells in local processes."""
+    """Run cells in local processes, one thread each."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # numpy's threads too: they wait busily
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=1) as pool:
         found = [pool.apply_async(finish, (job, out, commit), limits) for job in todo]
         for i, one in enumerate(found):

@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import adaptive_tbptt as at
-from adaptive_tbptt.loop.schedule import SoFar, steps_between
+from adaptive_tbptt.loop.estimates import Estimate
+from adaptive_tbptt.loop.schedule import SoFar, count_confirmed, steps_between
 from adaptive_tbptt.truncate import BestPace
 
 
@@ -90,6 +91,34 @@ def test_estimates_read_at_most_their_share_and_become_rarer():
     assert steps(1, 80) == affordable // 4
     assert steps(2, 640) == affordable
     assert steps(9, 100_000) == 5000  # 5 % more
+
+
+def test_estimates_that_change_nothing_become_rarer():
+    request = BestPace(k_max=4).request(BestPace(k_max=4).init(), 10)
+
+    def past(*found):
+        return [Estimate(i, k, 0.5, 0.1, outcome, "") for i, (k, outcome) in enumerate(found)]
+
+    def steps(confirmed):
+        return steps_between(request, None, None, 0, SoFar(4, 640, 10, confirmed))
+
+    best = "BEST_PACE"
+    assert count_confirmed([]) == count_confirmed(past((4, best))) == 0
+    assert count_confirmed(past((4, best), (4, best))) == 1
+    assert count_confirmed(past((4, best), (4, best), (4, best), (4, best))) == 2
+    assert count_confirmed(past((4, best), (4, best), (2, best))) == 0
+    assert count_confirmed(past((2, best), (4, best), (4, best))) == 1
+    assert count_confirmed(past((4, best), (4, "KEPT"))) == 0  # noise confirms nothing
+    assert count_confirmed(past((4, "KEPT"), (4, best))) == 1
+    assert (steps(1), steps(2)) == (2 * steps(0), 4 * steps(0))
+
+
+def test_a_stalled_loss_brings_estimates_back():
+    tbptt = at.AdaptiveTBPTT(nn.RNN(1, 2), F.mse_loss)
+    tbptt.history = [Estimate(i, 0, 0.5, 0.1, "BEST_PACE", "") for i in range(3)]
+    rare = tbptt.steps_between_estimates(None)
+    tbptt._tally.trend.stalled = True
+    assert rare == 4 * tbptt.steps_between_estimates(None)
 
 
 def test_a_loop_keeps_to_the_schedule():

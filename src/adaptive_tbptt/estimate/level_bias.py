@@ -22,6 +22,8 @@ from .unbiased_norms import chance, ratio_limits, squared_means, student_quantil
 
 Array = NDArray[np.float64]
 
+FEW = 64  # coordinates; for 8 groups of 7 levels, OpenBLAS stays on one thread up to about 300
+
 
 @dataclass(frozen=True)
 class LevelCurve:
@@ -236,11 +238,13 @@ def _products(vectors: NDArray[np.float32]) -> Array:
     """Return `(levels, levels, groups, groups)`: inner products of all levels of all groups.
 
     In float64, a few coordinates at a time: a copy of all vectors would take twice their memory.
+    For larger products BLAS wakes its other threads. These wait busily for about 50 ms afterwards,
+    and so take far more processor time than the product itself.
     """
     groups, levels, size = vectors.shape
     flat = vectors.reshape(groups * levels, size)
     total = np.zeros((groups * levels, groups * levels))
-    for start in range(0, size, 4096):
-        part = flat[:, start : start + 4096].astype(np.float64)
+    for start in range(0, size, FEW):
+        part = flat[:, start : start + FEW].astype(np.float64)
         total += part @ part.T
     return total.reshape(groups, levels, groups, levels).transpose(1, 3, 0, 2)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .level_bias import LevelCurve
+from .level_sums import levels_up_to
 from .truncation import Outcome, TruncationDecision
 
 CLEARLY = 1.1  # arbitrary: how much better another context must be, so that noise does not move k
@@ -53,16 +54,19 @@ def choose_pace(curve: LevelCurve, limits: PaceLimits) -> TruncationDecision:
     nothing was measured before, k is k_max. If the loss has stalled, k at least doubles, since
     nothing is gained at the present k.
     """
-    inside = [c for c in curve.contexts if limits.k_min <= c <= limits.k_max]
-    # A short stream is measured less far than the k that another one gave.
-    now = None if limits.k_now is None else curve.contexts[curve.at(limits.k_now)]
     if curve.hidden:
-        outcome, k = Outcome.KEPT, inside[-1] if now is None else now
+        k = limits.k_max if limits.k_now is None else limits.k_now
         if limits.stalled:
-            k = next((c for c in inside if c >= max(2 * k, curve.losses)), inside[-1])
+            further = levels_up_to(limits.k_max)
+            k = next((c for c in further if c >= max(2 * k, curve.losses)), limits.k_max)
+        outcome = Outcome.KEPT
         message = f"noise hides the gradient of {curve.samples} losses; using k={k}"
     else:
-        outcome, found = Outcome.BEST_PACE, dict(zip(curve.contexts, paces(curve), strict=True))
+        inside = [c for c in curve.contexts if limits.k_min <= c <= limits.k_max]
+        # A short stream is measured less far than the k that another one gave.
+        now = None if limits.k_now is None else curve.contexts[curve.at(limits.k_now)]
+        outcome = Outcome.BEST_PACE
+        found = dict(zip(curve.contexts, paces(curve), strict=True))
         k = max(inside, key=lambda c: found[c])
         if now is not None and found[k] <= CLEARLY * found[now]:
             k = now

@@ -27,7 +27,7 @@ from .arguments import as_controller, check_losses, check_recompute
 from .carried_states import CarriedStates, start_state
 from .epoch import Windows
 from .estimates import Estimate
-from .schedule import SoFar, check_schedule, steps_between
+from .schedule import SoFar, check_schedule, count_confirmed, steps_between
 from .window import Span, Tally, Window
 
 FIELDS = fields(Estimate)
@@ -54,6 +54,7 @@ class AdaptiveTBPTT:
         estimates_per_epoch: how often to estimate K (alpha in the paper). None is once with the
             paper's gauges. `MeasuredGauge` estimates again each time that the trained steps have
             grown by 5 %. After the first two, estimates read at most 5 % as many steps as training.
+            The recommended loop waits up to four times as long while estimates change nothing.
         estimate_every: steps between estimates; the paper's gauges need it if the stream's length
             is unknown.
         burn_in: steps that warm up the state before a measurement; 20 as in the release.
@@ -403,5 +404,7 @@ class AdaptiveTBPTT:
             epoch: steps of an epoch; None if the stream's length is unknown.
         """
         start = None if self.k is None else self.losses_per_window(self.k)
-        so_far = SoFar(len(self.history), self.trained_steps, start)
+        # While the loss is stalled another K may be needed soon.
+        confirmed = 0 if self._tally.trend.stalled else count_confirmed(self.history)
+        so_far = SoFar(len(self.history), self.trained_steps, start, confirmed)
         return steps_between(self.request, self.estimates_per_epoch, epoch, self.burn_in, so_far)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from .. import defaults
+from ..estimate.truncation import Outcome
 from ..measure.sampling import LevelRequest, Request
+from .estimates import Estimate
 
 FEW = 8  # arbitrary: updates before the first estimate of a controller that starts with some k
 EARLY = 4  # arbitrary: the second estimate need not wait until it is affordable
+STEADY = 2  # arbitrary: how often the wait may double
 
 
 class SoFar(NamedTuple):
@@ -19,11 +23,27 @@ class SoFar(NamedTuple):
         estimates: estimates of K.
         trained: steps trained on.
         losses: losses of its windows; None if K is not known yet.
+        confirmed: newest estimates in a row that found the K in use to have the best pace.
     """
 
     estimates: int
     trained: int
     losses: int | None
+    confirmed: int = 0
+
+
+def count_confirmed(history: Sequence[Estimate]) -> int:
+    """Count the newest estimates in a row that found the K in use to have the best pace.
+
+    No more than `STEADY` are looked at, because every window asks.
+    """
+    newest = history[-STEADY - 1 :]
+    count = 0
+    for before, after in zip(newest[-2::-1], newest[:0:-1], strict=True):
+        if after.outcome != Outcome.BEST_PACE.name or after.k != before.k:
+            break
+        count += 1
+    return count
 
 
 def steps_between(
@@ -33,7 +53,8 @@ def steps_between(
 
     The paper's gauges estimate once per epoch. Parameters move fast at first, so `MeasuredGauge`
     estimates again each time that the trained steps have grown by a share. Neither reads more than
-    that share of the steps of training, after the first two estimates.
+    that share of the steps of training, after the first two estimates. An estimate that confirms
+    the K in use doubles the wait for the next one, twice at most.
 
     Args:
         request: what an estimate measures.
@@ -59,7 +80,7 @@ def steps_between(
     if so_far.estimates < 2:
         return affordable // EARLY
     news = math.ceil(so_far.trained * defaults.ESTIMATE_SHARE)
-    return max(affordable, news)
+    return max(affordable, news) << so_far.confirmed
 
 
 def check_schedule(
