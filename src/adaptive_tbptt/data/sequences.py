@@ -31,7 +31,10 @@ class Sequences(NamedTuple):
 
 
 class LaidOut:
-    """Sequences in rows, in the order of one epoch. Steps are gathered when they are read.
+    """Sequences in rows, in the order of one epoch.
+
+    If every epoch has another order, steps are gathered when they are read. Otherwise all are
+    gathered once, so that a window is a view.
 
     Args:
         data: the sequences.
@@ -53,7 +56,8 @@ class LaidOut:
         order = list(range(count))
         if seed is not None:
             order = np.random.default_rng((seed, epoch)).permutation(count).tolist()
-        self._data, self._static_once = data, static_once
+        self._data: Sequences | None = data
+        self._static_once = static_once
         self._layout = Layout.of(data.lengths, rows, order)
         self.rows, self.seed, self.epoch = rows, seed, epoch
         self.steps = len(self._layout.step)
@@ -62,10 +66,15 @@ class LaidOut:
         self._resets[0] = False
         if not self._resets.any():
             self._resets = None
+        present = self._layout.present
+        self._full = self.steps if present is None else int(present.all(dim=1).sum())
+        self._once: tuple[Nest, Nest] | None = None
+        if seed is None:
+            self._once, self._data = self._gathered(slice(None)), None
 
     def of_epoch(self, epoch: int) -> LaidOut:
         """Return the same sequences in the order of another epoch."""
-        if self.seed is None or epoch == self.epoch:
+        if self._data is None or epoch == self.epoch:
             return self
         once = self._static_once
         return LaidOut(self._data, self.rows, seed=self.seed, epoch=epoch, static_once=once)
@@ -85,6 +94,19 @@ class LaidOut:
 
     def _take(self, which: Any) -> Segment:
         """Return the steps at an index into `(time, batch)`."""
+        if self._once is None:
+            inputs, targets = self._gathered(which)
+        else:
+            inputs, targets = (_gather(nest, which) for nest in self._once)
+        if not (isinstance(which, slice) and which.stop <= self._full):
+            present = self._layout.present
+            if present is not None and not bool(present[which].all()):
+                targets = Padded(targets, present[which])
+        return Segment(inputs, targets, None if self._resets is None else self._resets[which])
+
+    def _gathered(self, which: Any) -> tuple[Nest, Nest]:
+        """Gather the inputs, static ones included, and the targets of the steps at an index."""
+        assert self._data is not None
         layout, step = self._layout, self._layout.step[which]
         inputs, targets = _gather(self._data.inputs, step), _gather(self._data.targets, step)
         if self._data.static is not None:
@@ -93,9 +115,7 @@ class LaidOut:
                 begins = layout.begins[which]
                 static = map_leaves(lambda leaf: _zero_unless(begins, leaf), static)
             inputs = with_static(inputs, static)
-        if layout.present is not None and not bool(layout.present[which].all()):
-            targets = Padded(targets, layout.present[which])
-        return Segment(inputs, targets, None if self._resets is None else self._resets[which])
+        return inputs, targets
 
 
 def with_static(inputs: Nest, static: Nest) -> Nest:
@@ -105,8 +125,13 @@ def with_static(inputs: Nest, static: Nest) -> Nest:
     return torch.cat([inputs, static], dim=-1)
 
 
-def _gather(nest: Nest, index: Tensor) -> Nest:
-    return map_leaves(lambda leaf: leaf[index.to(leaf.device)], nest)
+def _gather(nest: Nest, index: Any) -> Nest:
+    """Return the elements at a slice, at the indices of a tensor, or at those of a tuple of them."""
+    return map_leaves(lambda leaf: leaf[_on(leaf.device, index)], nest)
+
+
+def _on(device: torch.device, index: Any) -> Any:
+    return index if isinstance(index, slice) else map_leaves(lambda x: x.to(device), index)
 
 
 def _zero_unless(mask: Tensor, leaf: Tensor) -> Tensor:

@@ -151,6 +151,7 @@ class AdaptiveTBPTT:
         self.evidence: Evidence | None = None
         self.probed_steps = 0
         self._tally, self._carried = Tally(), CarriedStates()
+        self._wait: int | None = None  # steps from the last estimate to the next; None to find out
         self._plan, self._prepared = ProbePlan(), False
         self._stream: weakref.ref[Stream] | None = None
         self._generator = torch.Generator().manual_seed(seed)
@@ -265,13 +266,13 @@ class AdaptiveTBPTT:
             # Nobody asked for so many lags: measure those that the data have.
             request = request.within(self._room(source.stream, request) - source.warm_up_steps)
             if request is None:
-                self._tally.since_estimate = 0
+                self._tally.since_estimate, self._wait = 0, None
                 return None
         evidence = request.measure(source)
         self.evidence = evidence
         self.truncation = self.ranks.share(self.controller.update(self._watched, evidence))
         self.probed_steps += request.batches * (source.warm_up_steps + request.steps)
-        self._tally.since_estimate = 0
+        self._tally.since_estimate, self._wait = 0, None
         estimate = Estimate.of(self.truncation, self.trained_steps)
         if estimate is None:
             return evidence
@@ -325,7 +326,7 @@ class AdaptiveTBPTT:
         if "trend" in saved:  # older checkpoints have none
             self._tally.trend.load_state_dict(saved["trend"])
         self.probed_steps = saved["probed_steps"]
-        self._stream = None
+        self._stream = self._wait = None
         self._generator.set_state(saved["generator"].cpu())
 
     def _epoch(self, whole: Stream) -> Iterator[Window]:
@@ -344,7 +345,7 @@ class AdaptiveTBPTT:
             self._carried.begin(stream.cursor, start_state(self.recurrent, stream))
         elif not same or self._carried.newest > stream.cursor:
             raise self._not_of(stream)
-        self._stream = weakref.ref(whole)
+        self._stream, self._wait = weakref.ref(whole), None
         self._carried.open(self.recurrent, stream, self.ranks)
         request = self.request
         if request is not None:
@@ -372,6 +373,7 @@ class AdaptiveTBPTT:
         """The state of the controller, with what the loop has seen of the loss."""
         if self.truncation.stalled is not self._tally.trend.stalled:
             self.truncation = replace(self.truncation, stalled=self._tally.trend.stalled)
+            self._wait = None
         return self.truncation
 
     def _next_span(self, stream: Stream) -> Span:
@@ -393,9 +395,10 @@ class AdaptiveTBPTT:
     def _estimate_is_due(self, stream: Stream) -> bool:
         if self.truncation.k is None:
             return True
-        length = None if stream.length is None else stream.length - stream.burn_in
-        every = self.estimate_every or self.steps_between_estimates(length)
-        return self._tally.since_estimate >= every
+        if self._wait is None:  # most windows need not ask again
+            length = None if stream.length is None else stream.length - stream.burn_in
+            self._wait = self.estimate_every or self.steps_between_estimates(length)
+        return self._tally.since_estimate >= (self.estimate_every or self._wait)
 
     def steps_between_estimates(self, epoch: int | None) -> int:
         """Return the steps from one estimate to the next.
@@ -406,5 +409,7 @@ class AdaptiveTBPTT:
         start = None if self.k is None else self.losses_per_window(self.k)
         # While the loss is stalled another K may be needed soon.
         confirmed = 0 if self._tally.trend.stalled else count_confirmed(self.history)
-        so_far = SoFar(len(self.history), self.trained_steps, start, confirmed)
+        # The steps trained at the last estimate: a resumed run must find the same.
+        trained = self.trained_steps - self._tally.since_estimate
+        so_far = SoFar(len(self.history), trained, start, confirmed)
         return steps_between(self.request, self.estimates_per_epoch, epoch, self.burn_in, so_far)
