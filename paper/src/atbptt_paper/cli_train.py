@@ -58,7 +58,8 @@ def _options(task: str) -> list[inspect.Parameter]:
     """
     config, presets = TASKS[task]
     base, hints = next(iter(presets.values())), typing.get_type_hints(config)
-    common, others = [], []
+    common: list[inspect.Parameter] = []
+    others: list[inspect.Parameter] = []
     for f in dataclasses.fields(config):
         kind, group, choices = hints[f.name], f.metadata["group"], f.metadata["choices"]
         if isinstance(kind, types.UnionType):
