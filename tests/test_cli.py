@@ -1,7 +1,6 @@
 """`atbptt`, the library's command line: your own models, and run folders of other packages."""
 
 import json
-import os
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
@@ -206,17 +205,6 @@ def test_help_shows_examples_and_unknown_commands_are_named():
         assert word in text
     assert "No such command" in call("train", code=2)
     assert "No such option" in call("diagnose", "mine:make", "--window", "3", code=2)
-
-
-def test_shell_completion_works():
-    env = os.environ | {
-        "_ATBPTT_COMPLETE": "complete_bash",
-        "COMP_WORDS": "atbptt che",
-        "COMP_CWORD": "1",
-    }
-    command = [sys.executable, "-m", "adaptive_tbptt"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert "check-bias" in done.stdout
 
 
 WITHOUT = """

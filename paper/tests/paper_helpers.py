@@ -20,9 +20,11 @@ TINY = CopyConfig(
 )  # fmt: skip
 
 
-def call(*args, code=0, app=paper.app):
+def call(*args, code=0, app=paper.app, columns=200):
     """Run `atbptt-paper`; return what it printed."""
-    done = CliRunner().invoke(app, list(args), env={"COLUMNS": "200", "NO_COLOR": "1"})
+    name = "atbptt-paper" if app is paper.app else "atbptt"
+    env = {"COLUMNS": str(columns), "NO_COLOR": "1"}
+    done = CliRunner().invoke(app, list(args), env=env, prog_name=name)
     assert done.exit_code == code, done.output
     return done.output
 

@@ -1,7 +1,6 @@
 """The command line as a person types it."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -90,31 +89,6 @@ def test_unknown_options_and_names():
     assert "No such option" in call("train", "copy", "--nonsense", code=2)
     assert "did you mean copy-fixed" in call("reproduce", "copyfixed", code=2)
     assert "unknown task" in call("find-lr", "cop", code=2)
-
-
-def test_help_shows_examples_and_every_hyperparameter():
-    assert "atbptt-paper reproduce copy-fixed" in call("--help")
-    text = call("train", "copy", "--help")
-    for word in ("--m-min", "--weight-decay", "--gauge", "--estimates-per-epoch", "Example"):
-        assert word in text
-
-
-def test_shell_completion_works():
-    env = os.environ | {
-        "_ATBPTT_PAPER_COMPLETE": "complete_bash",
-        "COMP_WORDS": "atbptt-paper re",
-        "COMP_CWORD": "1",
-    }
-    command = [os.path.join(os.path.dirname(sys.executable), "atbptt-paper")]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert "reproduce" in done.stdout
-
-
-def test_find_lr_prints_its_table():
-    text = call("find-lr", "copy", "--preset", "quick", "--updates", "10", "--lowest", "-2",
-                "--highest", "-1", "--k", "4")  # fmt: skip
-    assert "first loss" in text
-    assert "largest rate that does not diverge at K=4: 0.1" in text
 
 
 def test_tables_only_without_cells_is_a_sentence(tmp_path):

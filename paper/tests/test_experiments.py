@@ -10,7 +10,6 @@ import torch
 
 import adaptive_tbptt as at
 from atbptt_paper.experiments.cells import Cell, grid, read_cells, summarise, write_json
-from atbptt_paper.experiments.find_lr import find_lr
 from atbptt_paper.experiments.findings import check_findings
 from atbptt_paper.experiments.paper import EXPERIMENTS, experiment
 from atbptt_paper.experiments.plots import write_figures
@@ -351,11 +350,3 @@ def test_summaries_are_json(tmp_path):
     assert len(cell["repeats"]) == 2
     assert json.dumps(cell, allow_nan=False)
     assert str(tmp_path) not in json.dumps(cell)
-
-
-def test_find_lr_takes_the_largest_that_does_not_diverge():
-    config = TINY.changed(k=4, clip=0.0)
-    best, trials = find_lr(config, [1e-3, 1.0, 1e4], 30)
-    assert trials[-1].diverged
-    assert best == 1.0
-    assert [t.updates for t in trials[:2]] == [30, 30]

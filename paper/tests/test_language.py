@@ -180,7 +180,10 @@ def test_presets_are_the_papers():
 
 @pytest.mark.parametrize(
     ("values", "says"),
-    [({"dataset": "pbt"}, "did you mean ptb"), ({"dropout": 1.0}, "dropout must be in")],
+    [
+        ({"dataset": "pbt"}, "dataset must be one of text, ptb"),
+        ({"dropout": 1.0}, "dropout must be in"),
+    ],
 )
 def test_configurations_that_make_no_sense(values, says):
     with pytest.raises(ValueError, match=says):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from atbptt_paper.experiments.cells import fingerprint, read_cells
-from atbptt_paper.experiments.find_lr import Trial, try_rate
 from atbptt_paper.experiments.findings import check_findings
 from atbptt_paper.experiments.paper import experiment
 from atbptt_paper.experiments.plots import _repeats, write_figures
@@ -75,15 +74,6 @@ def test_data_that_are_missing_are_missed_before_any_cell_is_run(tmp_path):
     assert not (tmp_path / "work").exists()
 
 
-def test_a_rate_that_blows_up_at_once_has_diverged():
-    config = PRESETS["quick"].changed(k=10, train_steps=400, batch=8)
-    small, large = (try_rate(config, lr, 20) for lr in (1e-3, 100.0))
-    assert small.first == large.first  # before any update
-    assert (small.diverged, large.diverged) == (False, True)
-    with pytest.raises(ValueError, match="updates must be at least 1"):
-        try_rate(config, 1.0, 0)
-
-
 def test_small_deviations_are_not_shown_as_none(tmp_path):
     book = experiment("book-order")
     cells = []
@@ -131,12 +121,6 @@ def test_findings_say_how_many_initialisations_they_rest_on():
     assert "(2 initialisations per setting)" in str(check_findings(chosen, table_cells())[0])
     single = [cell for cell in table_cells() if cell["init"] == 0]
     assert "nothing is known of the spread" in str(check_findings(chosen, single)[0])
-
-
-def test_a_negative_loss_that_falls_has_not_diverged():
-    assert not Trial(0.1, -4.5, -4.9, 300).diverged
-    assert Trial(0.1, -4.5, -3.9, 300).diverged
-    assert Trial(0.1, 1.0, 1.2, 300).diverged
 
 
 def test_a_run_whose_perplexity_overflows_is_drawn_and_told():

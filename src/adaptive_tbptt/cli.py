@@ -11,24 +11,42 @@ from typing import Annotated
 import typer
 
 from . import defaults
+from .cli_completion import complete_runs, one_of
 from .cli_errors import OUT, errors_as_sentences, set_up, settle_threads
+from .cli_help import Command, Group, examples
 
 __all__ = ["app"]
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    cls=Group,
+    rich_markup_mode="rich",
     help="Which truncation length does a recurrent model need, how much history do its predictions "
     "need, and was the promised bias kept?",
-    epilog="Examples: `atbptt diagnose mymodule:factory`, `atbptt lookback mymodule:factory`, "
-    "`atbptt check-bias runs/copy-delta-0.1`, `atbptt report runs/copy-delta-0.1`",
+    epilog=examples(
+        "atbptt diagnose mymodule:factory",
+        "atbptt lookback mymodule:factory",
+        "atbptt check-bias runs/copy-delta-0.1",
+        "atbptt report runs/copy-delta-0.1",
+    ),
 )
+MEASUREMENT = "Measurement"  # the group of options that say how much to measure, and on what
 Target = Annotated[
     str,
     typer.Argument(
         help="module:factory, where factory() returns (model, loss_fn, stream), or a run folder.",
         show_default=False,
+        autocompletion=complete_runs,
+    ),
+]
+Seconds = Annotated[float, typer.Option(help="Time limit in seconds.", rich_help_panel=MEASUREMENT)]
+Split = Annotated[
+    str,
+    typer.Option(
+        help="Data of a run: train, valid or test.",
+        rich_help_panel=MEASUREMENT,
+        autocompletion=one_of(("train", "valid", "test")),
     ),
 ]
 
@@ -42,29 +60,48 @@ def main(
 
 
 @app.command(
-    epilog="Examples: `atbptt diagnose mymodule:factory`, `atbptt diagnose runs/copy-delta-0.1`"
+    cls=Command,
+    epilog=examples(
+        "atbptt diagnose mymodule:factory --losses 35", "atbptt diagnose runs/copy-delta-0.1"
+    ),
 )
 @errors_as_sentences
 def diagnose(
     target: Target,
     losses: Annotated[
-        int | None, typer.Option(help="Losses per window of your loop; the run's own, or 35.")
+        int | None,
+        typer.Option(
+            help="Losses per window of your loop.",
+            show_default=f"the run's own, or {defaults.LOSSES}",
+        ),
     ] = None,
     delta: Annotated[
-        float | None, typer.Option(help="Bias that you tolerate; the run's own, or 0.1.")
-    ] = None,
-    lags: Annotated[
-        int | None, typer.Option(help="Longest context to compare with; 256 if the data allow.")
-    ] = None,
-    seconds: Annotated[float, typer.Option(help="Time limit.")] = defaults.SECONDS,
-    segments: Annotated[
-        int | None, typer.Option(help="Windows to backpropagate, instead of --seconds.")
+        float | None,
+        typer.Option(
+            help="Relative bias that you tolerate.",
+            show_default=f"the run's own, or {defaults.DELTA}",
+        ),
     ] = None,
     bound: Annotated[bool, typer.Option("--bound", help="Also give the paper's bound.")] = False,
     memory: Annotated[
         float | None, typer.Option(help="Also say how long a window fits into so many GB.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Where to save the figure.")] = Path("bias.png"),
+    lags: Annotated[
+        int | None,
+        typer.Option(
+            help="Longest context to compare with.",
+            show_default=f"{defaults.LAGS}, or less if the data are shorter",
+            rich_help_panel=MEASUREMENT,
+        ),
+    ] = None,
+    seconds: Seconds = defaults.SECONDS,
+    segments: Annotated[
+        int | None,
+        typer.Option(
+            help="Windows to backpropagate, instead of --seconds.", rich_help_panel=MEASUREMENT
+        ),
+    ] = None,
 ) -> None:
     """Say how much of the gradient a loop misses, and what more context would cost."""
     from .diagnosis import Sampling
@@ -95,7 +132,10 @@ def diagnose(
 
 
 @app.command(
-    epilog="Examples: `atbptt lookback mymodule:factory`, `atbptt lookback runs/copy-delta-0.1`"
+    cls=Command,
+    epilog=examples(
+        "atbptt lookback mymodule:factory --tolerance 0.01", "atbptt lookback runs/copy-delta-0.1"
+    ),
 )
 @errors_as_sentences
 def lookback(
@@ -105,11 +145,14 @@ def lookback(
     ] = defaults.TOLERANCE,
     longest: Annotated[
         int | None,
-        typer.Option(help="Longest history to try; 1024, or less if the data are shorter."),
+        typer.Option(
+            help="Longest history to try, in steps.",
+            show_default=f"{defaults.HISTORY}, or less if the data are shorter",
+        ),
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Time limit.")] = defaults.SECONDS,
-    split: Annotated[str, typer.Option(help="Data of a run: train, valid or test.")] = "valid",
     out: Annotated[Path, typer.Option(help="Where to save the figure.")] = Path("lookback.png"),
+    seconds: Seconds = defaults.SECONDS,
+    split: Split = "valid",
 ) -> None:
     """Say how many steps of history the predictions need: sequence length, burn-in, warm-up."""
     from .diagnosis import lookback as run_lookback
@@ -133,26 +176,46 @@ def lookback(
 
 @app.command(
     "check-bias",
-    epilog="Examples: `atbptt check-bias runs/copy-delta-0.1`, "
-    "`atbptt check-bias mymodule:factory --k 20 --delta 0.1`",
+    cls=Command,
+    epilog=examples(
+        "atbptt check-bias runs/copy-delta-0.1",
+        "atbptt check-bias mymodule:factory --k 20 --delta 0.1",
+    ),
 )
 @errors_as_sentences
 def check_bias(
     target: Target,
+    k: Annotated[
+        int | None,
+        typer.Option(
+            help="K to check; without a run, give one.",
+            show_default="that of the run's best epoch",
+        ),
+    ] = None,
     delta: Annotated[
-        float | None, typer.Option(help="Tolerated relative bias; the run's own.")
+        float | None,
+        typer.Option(help="Relative bias that you tolerate.", show_default="the run's own"),
     ] = None,
-    k: Annotated[int | None, typer.Option(help="K to check; that of the run's best epoch.")] = None,
     losses: Annotated[
-        int | None, typer.Option(help="Losses per training window (K2); the run's own, or K.")
+        int | None,
+        typer.Option(help="Losses per training window (K2).", show_default="the run's own, or K"),
     ] = None,
-    split: Annotated[str, typer.Option(help="Data of a run: train, valid or test.")] = "train",
-    segments: Annotated[
-        int, typer.Option(help="Random segments; more of them narrow the interval.")
-    ] = defaults.CHECK_SEGMENTS,
     lags: Annotated[
-        int | None, typer.Option(help="Lags to compare with; the run's own, or 100.")
+        int | None,
+        typer.Option(
+            help="Lags to compare with.",
+            show_default=f"the run's own, or {defaults.PROBE_LAGS}",
+            rich_help_panel=MEASUREMENT,
+        ),
     ] = None,
+    segments: Annotated[
+        int,
+        typer.Option(
+            help="Random segments; more of them narrow the interval.",
+            rich_help_panel=MEASUREMENT,
+        ),
+    ] = defaults.CHECK_SEGMENTS,
+    split: Split = "train",
 ) -> None:
     """Measure the relative bias at K, and compare it with the estimate of each gauge."""
     from .cli_check import check_target
@@ -166,12 +229,24 @@ def check_bias(
         check.keep(found.folder)
 
 
-@app.command(epilog="Example: `atbptt report runs/copy-delta-0.1 runs/copy-k-10`")
+@app.command(
+    cls=Command,
+    epilog=examples(
+        "atbptt report runs/copy-delta-0.1", "atbptt report runs/copy-delta-0.1 runs/copy-k-10"
+    ),
+)
 @errors_as_sentences
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.", show_default=False)],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Run folders.", show_default=False, autocompletion=complete_runs),
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="Default: RUN/report.html; report.html for several runs.")
+        Path | None,
+        typer.Option(
+            help="Where to save the report.",
+            show_default="RUN/report.html, or report.html for several runs",
+        ),
     ] = None,
 ) -> None:
     """Write one HTML file about one run or several: curves, decay, asked and achieved bias."""

@@ -7,50 +7,56 @@ train` leaves.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
-import types
-import typing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from adaptive_tbptt.cli_errors import OUT, errors_as_sentences, set_up, settle_threads
+from adaptive_tbptt.cli_completion import one_of
+from adaptive_tbptt.cli_errors import OUT, set_up
+from adaptive_tbptt.cli_help import Command, Group, HelpAll, examples
 from adaptive_tbptt.errors import TrainingError, unknown_name
 
+from .cli_completion import presets_of_table, settings_of_table
+from .cli_find_lr import find_lr
+from .cli_train import sentences, train_app
 from .experiments.paper import EXPERIMENTS
-from .tasks import TASKS
 
-EXAMPLES = {
-    "copy": "atbptt-paper train copy --preset quick --delta 0.1 --out runs/mine",
-    "language": "atbptt-paper train language --preset ptb-small --data FOLDER --delta 0.1",
-    "point-process": "atbptt-paper train point-process --preset quick --data FOLDER --delta 0.1",
-}
-
-
-sentences = functools.partial(
-    errors_as_sentences,
-    interrupted="interrupted; train --resume, or the same reproduce, goes on from here",
-)
-
+__all__ = ["app"]
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    cls=Group,
+    rich_markup_mode="rich",
     help="The experiments of 'Adaptively truncating backpropagation through time to control "
     "gradient bias': train, make the tables, check the findings.",
-    epilog="Examples: `atbptt-paper train copy --preset quick --delta 0.1`, "
-    "`atbptt-paper reproduce copy-fixed --preset quick --jobs 2`",
+    epilog=examples(
+        "atbptt-paper train copy --preset quick --delta 0.1",
+        "atbptt-paper find-lr copy --preset quick",
+        "atbptt-paper reproduce copy-fixed --preset quick --jobs 2",
+        "atbptt-paper findings copy-fixed",
+    ),
 )
-
-
-train_app = typer.Typer(no_args_is_help=True, help="Train a model on one of the paper's tasks.")
-
-
 app.add_typer(train_app, name="train")
+app.command(
+    "find-lr",
+    cls=Command,
+    epilog=examples(
+        "atbptt-paper find-lr copy --preset quick",
+        "atbptt-paper find-lr language --preset ptb-small --data FOLDER --rule paper",
+    ),
+)(sentences(find_lr))
+
+Table = Annotated[
+    str,
+    typer.Argument(
+        help=f"Which table: {', '.join(EXPERIMENTS)}.",
+        show_default=False,
+        autocompletion=one_of(EXPERIMENTS),
+    ),
+]
+CELLS = "Cells"  # the group of options that say how and where cells run
 
 
 @app.callback()
@@ -61,121 +67,76 @@ def main(
     set_up(debug)
 
 
-def _options(config: type) -> list[inspect.Parameter]:
-    """Make a command-line option of every field of a configuration, None meaning 'as preset'."""
-    hints = typing.get_type_hints(config)
-    parameters = []
-    for f in dataclasses.fields(config):
-        kind = hints[f.name]
-        if isinstance(kind, types.UnionType):
-            kind = next(part for part in typing.get_args(kind) if part is not type(None))
-        either: Any = kind | None
-        annotation = Annotated[either, typer.Option(help=f.metadata["help"])]
-        parameters.append(
-            inspect.Parameter(
-                f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
-            )
-        )
-    return parameters
-
-
-def _add_train(task: str) -> None:
-    """Add `atbptt-paper train TASK` with an option for every hyperparameter."""
-    presets = TASKS[task].presets
-
-    def command(
-        preset: Annotated[str, typer.Option(help="Where values not given come from.")] = next(
-            iter(presets)
-        ),
-        out: Annotated[
-            Path | None, typer.Option(help="Run folder; runs/TASK-SETTING by default.")
-        ] = None,
-        resume: Annotated[
-            bool, typer.Option("--resume", help="Go on with the run in --out.")
-        ] = False,
-        device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
-        rank_timeout: Annotated[
-            float, typer.Option(help="Seconds until a process of torchrun counts as hung.")
-        ] = 300.0,
-        **given: Any,
-    ) -> None:
-        from adaptive_tbptt.distributed import present_ranks, process_group
-
-        from .config import preset_of
-        from .experiments.report import SCORES, shown, write_report
-        from .experiments.run import train_run
-
-        if (given["delta"] is None) == (given["k"] is None):
-            raise ValueError(
-                "give exactly one of --delta (tolerated bias, K follows) and --k (fixed)"
-            )
-        config = preset_of(presets, preset).changed(**given)
-        setting = config.setting.replace("=", "-").lower()
-        folder = out or Path("runs") / f"{task}-{setting}"
-        settle_threads()
-        with process_group(device, rank_timeout) as own_device:
-            leads = present_ranks().leads
-            if leads and resume and not (folder / "config.toml").exists():
-                raise ValueError(f"there is no run to resume in {folder}")
-            result = train_run(config, folder, resume=resume, device=own_device)
-        if not leads:
-            return
-        write_report(config, result)
-        best, score = result.best, config.score
-        OUT.print(
-            f"\n{config.setting}: best validation {SCORES[score]} {shown(best[f'valid_{score}'])}, "
-            f"test {shown(best.get(f'test_{score}'))}, after epoch {result.fit.best_epoch}",
-            highlight=False,
-        )
-        OUT.print(str(result.diagnosis), highlight=False, markup=False, soft_wrap=True)
-        OUT.print(
-            f"\nsummary: {folder / 'summary.md'}\npicture: {folder / 'run.png'}", highlight=False
-        )
-
-    own = inspect.signature(command, eval_str=True).parameters.values()
-    plain = [
-        p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for p in own
-        if p.kind is not inspect.Parameter.VAR_KEYWORD
-    ]
-    signature = inspect.Signature([*plain, *_options(TASKS[task].config)])
-    wrapped = sentences(command)
-    wrapped.__signature__ = signature  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {}
-    train_app.command(
-        task,
-        help=f"Train on the {task} task, adaptively (--delta) or with a fixed K (--k). Presets: "
-        f"{', '.join(presets)}.",
-        epilog=f"Example: `{EXAMPLES[task]}`",
-    )(wrapped)
-
-
-for _task in TASKS:
-    _add_train(_task)
-
-
-@app.command(epilog="Example: `atbptt-paper reproduce copy-fixed --preset quick --jobs 2`")
+@app.command(
+    cls=Command,
+    epilog=examples(
+        "atbptt-paper reproduce copy-fixed --preset quick --jobs 2",
+        "atbptt-paper reproduce copy-fixed --only K=10 --only delta=0.1 --inits 3",
+        "atbptt-paper reproduce copy-fixed --tables-only",
+    ),
+)
 @sentences
 def reproduce(
-    name: Annotated[str, typer.Argument(help=f"Which table: {', '.join(EXPERIMENTS)}.")],
-    preset: Annotated[str, typer.Option(help="paper (its budget) or quick (minutes).")] = "paper",
-    inits: Annotated[int | None, typer.Option(help="Initialisations per setting.")] = None,
-    jobs: Annotated[int, typer.Option(help="Cells side by side, one thread each.")] = 1,
-    epochs: Annotated[int | None, typer.Option(help="Instead of the preset's.")] = None,
-    executor: Annotated[str, typer.Option(help="local, or ray: tasks on a cluster.")] = "local",
-    address: Annotated[str | None, typer.Option(help="Ray cluster, such as 10.0.0.1:6379.")] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="Only this setting, such as K=10; may be repeated.")
+    name: Table,
+    preset: Annotated[
+        str,
+        typer.Option(
+            help="paper (its budget) or quick (minutes).", autocompletion=presets_of_table
+        ),
+    ] = "paper",
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder with the data sets; the copy task generates its own."),
     ] = None,
-    partial: Annotated[
-        bool, typer.Option("--partial", help="Accept data sets that are incomplete.")
-    ] = False,
-    data: Annotated[Path | None, typer.Option(help="Folder with the data sets.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Results; results/NAME by default.")] = None,
-    work: Annotated[Path | None, typer.Option(help="Checkpoints of unfinished cells.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only this setting, such as K=10; may be repeated.",
+            autocompletion=settings_of_table,
+        ),
+    ] = None,
+    inits: Annotated[
+        int | None,
+        typer.Option(help="Initialisations per setting.", show_default="the preset's"),
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Epochs per cell.", show_default="the preset's")
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Cells side by side, one thread each.")] = 1,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where results go.", show_default="results/NAME, or results/NAME-PRESET"),
+    ] = None,
     tables_only: Annotated[
         bool, typer.Option("--tables-only", help="Write tables and figures of what is finished.")
     ] = False,
+    help_all: HelpAll = False,
+    work: Annotated[
+        Path | None,
+        typer.Option(
+            help="Checkpoints of unfinished cells.",
+            show_default="runs/, and the last name of --out",
+            rich_help_panel=CELLS,
+        ),
+    ] = None,
+    partial: Annotated[
+        bool,
+        typer.Option(
+            "--partial", help="Accept data sets that are incomplete.", rich_help_panel=CELLS
+        ),
+    ] = False,
+    executor: Annotated[
+        str,
+        typer.Option(
+            help="local, or ray: tasks on a cluster.",
+            rich_help_panel=CELLS,
+            autocompletion=one_of(("local", "ray")),
+        ),
+    ] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option(help="Ray cluster, such as 10.0.0.1:6379.", rich_help_panel=CELLS),
+    ] = None,
 ) -> None:
     """Run a whole table of the paper cell by cell; finished cells are not run again."""
     from .experiments.cells import read_cells
@@ -217,11 +178,13 @@ def reproduce(
         raise TrainingError(f"{len(failed)} cells failed: {', '.join(failed)}")
 
 
-@app.command(epilog="Example: `atbptt-paper findings copy-fixed`")
+@app.command(cls=Command, epilog=examples("atbptt-paper findings copy-fixed"))
 @sentences
 def findings(
-    name: Annotated[str, typer.Argument(help="Which table.")],
-    results: Annotated[Path | None, typer.Option(help="results/NAME by default.")] = None,
+    name: Table,
+    results: Annotated[
+        Path | None, typer.Option(help="Where the results are.", show_default="results/NAME")
+    ] = None,
 ) -> None:
     """Check the paper's findings against finished cells: yes or no, with the numbers."""
     from .experiments.cells import read_cells
@@ -239,42 +202,3 @@ def findings(
     refuse_foreign(chosen, cells, chosen.presets)
     for finding in check_findings(chosen, cells):
         OUT.print(str(finding), highlight=False, markup=False, soft_wrap=True)
-
-
-@app.command("find-lr", epilog="Example: `atbptt-paper find-lr copy --preset quick`")
-@sentences
-def find_lr(
-    task: Annotated[str, typer.Argument(help="copy, language or point-process.")],
-    preset: Annotated[str | None, typer.Option(help="Where the other values come from.")] = None,
-    k: Annotated[int | None, typer.Option(help="Fixed K to try them at; K_0 by default.")] = None,
-    data: Annotated[str | None, typer.Option(help="Data of the task.")] = None,
-    updates: Annotated[int, typer.Option(help="Updates per trial.")] = 300,
-    lowest: Annotated[
-        int, typer.Option(help="Exponent of the smallest rate.", min=-30, max=30)
-    ] = -3,
-    highest: Annotated[
-        int, typer.Option(help="Exponent of the largest rate.", min=-30, max=30)
-    ] = 2,
-) -> None:
-    """Choose the step size as the paper does: the largest power of ten that does not diverge."""
-    from .config import preset_of
-    from .experiments.find_lr import find_lr as search
-
-    if task not in TASKS:
-        raise unknown_name(task, TASKS, "task")
-    presets = TASKS[task].presets
-    base = preset_of(presets, preset or next(iter(presets)))
-    # Incomplete data will do: the losses are compared with each other, and none is published.
-    partial = {"partial": True} if hasattr(base, "partial") else {}
-    config = base.changed(k=base.k_init if k is None else k, data=data, **partial)
-    if lowest > highest:
-        raise ValueError(f"--lowest {lowest} is above --highest {highest}")
-    best, trials = search(config, [10.0**e for e in range(lowest, highest + 1)], updates)
-    table = Table("rate", "first loss", "last loss", "updates", "diverged")
-    for t in trials:
-        verdict = "yes" if t.diverged else "no"
-        table.add_row(f"{t.lr:g}", f"{t.first:.4f}", f"{t.last:.4f}", str(t.updates), verdict)
-    OUT.print(table)
-    if best is None:
-        raise ValueError("every rate diverged; lower --lowest")
-    OUT.print(f"largest rate that does not diverge at K={config.k}: {best:g}", highlight=False)

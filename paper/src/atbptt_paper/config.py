@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -33,12 +33,26 @@ GAUGES: dict[str, type[Gauge]] = {
     "release": ReleaseGauge,
     "measured": MeasuredGauge,
 }
+OPTIMIZERS = ("sgd", "adadelta", "adam")
+STEP_SCALES = ("sqrt", "linear", "none")
 RETIRED = ("parameter",)  # gauges of finished cells that can be read and no longer be trained with
 
 
-def option(default: Any, text: str) -> Any:
-    """Declare a field with its help text."""
-    return field(default=default, metadata={"help": text})
+# Groups of options on the command line, in this order. An option without a group is a common one.
+GROUPS = (TRUNCATION, OPTIMISER, DATA, MODEL, RUN) = (
+    "Truncation",
+    "Optimiser",
+    "Data",
+    "Model",
+    "Run",
+)
+
+
+def option(default: Any, text: str, group: str | None = None, choices: Iterable[str] = ()) -> Any:
+    """Declare a field with its help text, its group and the values that it may have."""
+    return field(
+        default=default, metadata={"help": text, "group": group, "choices": tuple(choices)}
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,41 +64,50 @@ class TrainConfig(ABC):
 
     delta: float | None = option(None, "tolerated relative bias of the gradient, in (0, 1)")
     k: int | None = option(None, "fixed truncation length, instead of --delta")
-    name: str | None = option(None, "what tables call the run; K=... or delta=... by default")
+    name: str | None = option(None, "what tables call the run; K=... or delta=... by default", RUN)
     epochs: int = option(210, "passes over the training data")
-    seed: int = option(0, "of the initial parameters and of the probes")
+    seed: int = option(0, "seed of the initial parameters and of the probes")
     lr: float = option(1.0, "learning rate, before it is scaled with K")
-    step_scale: str = option("sqrt", "scale the rate with K2: sqrt, linear or none")
-    plain_fixed: bool = option(False, "do not scale the rate where K is fixed")
-    optimizer: str = option("sgd", "sgd, adadelta or adam")
-    momentum: float = option(0.0, "momentum of sgd")
-    lr_decay: float = option(1.0, "factor on the learning rate after every epoch")
-    weight_decay: float = option(0.0, "L2 penalty")
-    clip: float = option(1.0, "gradient norm above which it is clipped, divided by K2; 0 is off")
-    losses_per_k: float = option(1.0, "losses per window (K2), as a multiple of K")
-    losses: int | None = option(None, "losses per window (K2) in steps, instead of --losses-per-k")
-    lags: int = option(100, "lags that a probe measures (R)")
-    k_init: int = option(15, "K until the first estimate (K_0)")
-    k_min: int = option(2, "smallest K to choose")
-    k_max: int = option(100, "largest K to choose")
-    k_fall: float | None = option(None, "K falls by at most this factor from estimate to estimate")
-    gauge: str = option("release", "release or paper (bounds), or measured bias")
-    tau: float = option(0.9, "from which fraction of the lags release and paper fit the decay")
-    estimates_per_epoch: float = option(1.0, "estimates of K per epoch (alpha)")
-    burn_in: int = option(20, "steps that warm up the state before a probe")
-    batch: int = option(64, "rows (S)")
-    eval_chunk: int = option(256, "steps evaluated at a time")
-    error_bar_every: int = option(0, "repeat the estimate every so many epochs; 0 is never")
-    error_bar_repeats: int = option(20, "number of those repeats")
+    step_scale: str = option(
+        "sqrt", "scale the rate with K2: sqrt, linear or none", OPTIMISER, STEP_SCALES
+    )
+    plain_fixed: bool = option(False, "do not scale the rate where K is fixed", OPTIMISER)
+    optimizer: str = option("sgd", "optimiser: sgd, adadelta or adam", OPTIMISER, OPTIMIZERS)
+    momentum: float = option(0.0, "momentum of sgd", OPTIMISER)
+    lr_decay: float = option(1.0, "factor on the learning rate after every epoch", OPTIMISER)
+    weight_decay: float = option(0.0, "L2 penalty", OPTIMISER)
+    clip: float = option(
+        1.0, "gradient norm above which it is clipped, divided by K2; 0 is off", OPTIMISER
+    )
+    losses_per_k: float = option(1.0, "losses per window (K2), as a multiple of K", TRUNCATION)
+    losses: int | None = option(
+        None, "losses per window (K2) in steps, instead of --losses-per-k", TRUNCATION
+    )
+    lags: int = option(100, "lags that a probe measures (R)", TRUNCATION)
+    k_init: int = option(15, "K until the first estimate (K_0)", TRUNCATION)
+    k_min: int = option(2, "smallest K to choose", TRUNCATION)
+    k_max: int = option(100, "largest K to choose", TRUNCATION)
+    k_fall: float | None = option(
+        None, "K falls by at most this factor from estimate to estimate", TRUNCATION
+    )
+    gauge: str = option(
+        "release", "how to estimate the bias: release, paper or measured", TRUNCATION, GAUGES
+    )
+    tau: float = option(
+        0.9, "from which fraction of the lags release and paper fit the decay", TRUNCATION
+    )
+    estimates_per_epoch: float = option(1.0, "estimates of K per epoch (alpha)", TRUNCATION)
+    burn_in: int = option(20, "steps that warm up the state before a probe", TRUNCATION)
+    batch: int = option(64, "batch size, in rows (S)", DATA)
+    eval_chunk: int = option(256, "steps evaluated at a time", RUN)
+    error_bar_every: int = option(0, "repeat the estimate every so many epochs; 0 is never", RUN)
+    error_bar_repeats: int = option(20, "number of those repeats", RUN)
 
     def __post_init__(self) -> None:
-        for name, value, allowed in (
-            ("gauge", self.gauge, (*GAUGES, *RETIRED)),
-            ("optimizer", self.optimizer, ("sgd", "adadelta", "adam")),
-            ("step_scale", self.step_scale, ("sqrt", "linear", "none")),
-        ):
-            if value not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
+        for f in dataclasses.fields(self):
+            value, allowed = getattr(self, f.name), f.metadata["choices"]
+            if allowed and value not in (*allowed, *(RETIRED if f.name == "gauge" else ())):
+                raise ValueError(f"{f.name} must be one of {', '.join(allowed)}; got {value!r}")
         for name in ("epochs", "batch", "eval_chunk", "lags", "hidden", "layers", "losses", "k",
                      "train_sequences"):  # fmt: skip
             count = getattr(self, name, None)

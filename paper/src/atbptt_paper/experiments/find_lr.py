@@ -1,59 +1,91 @@
-"""The paper's way to choose a step size: the largest power of ten that does not quickly diverge."""
+"""Short runs at several learning rates, and two rules to choose one: lowest loss, the paper's."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from adaptive_tbptt import StepScale
+from adaptive_tbptt import StepScale, evaluate
+from adaptive_tbptt.errors import unknown_name
 
 from .run import make_optimizer
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One step size tried: the loss before any update, the mean over the last tenth of them."""
+    """A short run at one learning rate.
+
+    Attributes:
+        lr: the rate.
+        first: training loss before any update.
+        last: mean training loss of the last tenth of the updates.
+        updates: how many updates there were; fewer than asked where the loss was not finite.
+        valid: validation loss at the end; not a number where training had none.
+    """
 
     lr: float
     first: float
     last: float
     updates: int
+    valid: float
 
     @property
     def diverged(self) -> bool:
-        """Whether the loss blew up, or ended well above where it began (by 10 %; arbitrary)."""
-        return not math.isfinite(self.last) or self.last > self.first + 0.1 * abs(self.first)
+        """Whether a loss blew up, or training ended well above where it began (10 %; arbitrary)."""
+        finite = math.isfinite(self.last) and math.isfinite(self.valid)
+        return not finite or self.last > self.first + 0.1 * abs(self.first)
 
 
-def try_rate(config: Any, lr: float, updates: int) -> Trial:
-    """Train for some updates at a fixed K."""
+def try_rate(
+    config: Any, lr: float, updates: int, after_update: Callable[[], object] = lambda: None
+) -> Trial:
+    """Train for some updates at a fixed K, then evaluate on the validation split."""
     if updates < 1:
         raise ValueError(f"updates must be at least 1, got {updates}")
     config = config.changed(lr=lr)
-    stream, model = config.streams()["train"], config.model()
+    streams, model = config.streams(), config.model()
     optimizer = make_optimizer(config, model)
     scale, clip = StepScale(optimizer, config.rate_rule), config.make_clip()
     tbptt = config.make_tbptt(model)
     losses: list[float] = []
     while len(losses) < updates:
-        for window in tbptt.windows(stream):
+        for window in tbptt.windows(streams["train"]):
             losses.append(float(window.backward()))
             if clip is not None:
                 clip(model.parameters(), window.losses)
             scale.step(window)
             optimizer.step()
             optimizer.zero_grad()
+            after_update()
             if len(losses) >= updates or not math.isfinite(losses[-1]):
                 break
         if not math.isfinite(losses[-1]):
             break
     tenth = max(1, len(losses) // 10)
-    return Trial(lr, losses[0], sum(losses[-tenth:]) / tenth, len(losses))
+    last, valid = sum(losses[-tenth:]) / tenth, math.nan
+    if math.isfinite(last):
+        valid = evaluate(model, config.loss_fn, streams["valid"], chunk=config.eval_chunk)
+    return Trial(lr, losses[0], last, len(losses), valid)
 
 
-def find_lr(config: Any, rates: list[float], updates: int) -> tuple[float | None, list[Trial]]:
-    """Return the largest rate that did not diverge, and every trial."""
-    trials = [try_rate(config, lr, updates) for lr in rates]
-    good = [trial.lr for trial in trials if not trial.diverged]
-    return (max(good) if good else None), trials
+# The paper takes the largest rate that does not diverge. It may be the worst of them, so the
+# default asks for the validation loss. A rule is what the chosen trial has least of.
+RULES: dict[str, Callable[[Trial], tuple[float, ...]]] = {
+    "loss": lambda trial: (trial.valid, trial.lr),
+    "paper": lambda trial: (-trial.lr,),
+}
+
+
+def choose(trials: Iterable[Trial], rule: str = "loss") -> Trial | None:
+    """Return the trial to take among those that did not diverge; None if all did.
+
+    Args:
+        trials: one per rate.
+        rule: 'loss' takes the lowest validation loss, and of equal ones the smaller rate; 'paper'
+            takes the largest rate.
+    """
+    if rule not in RULES:
+        raise unknown_name(rule, RULES, "rule")
+    return min((t for t in trials if not t.diverged), key=RULES[rule], default=None)

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from adaptive_tbptt import SequenceStream
 
-from ..config import option
+from ..config import DATA, MODEL, option
 from .copy_data import copy_stream, copy_symbols, read_arrays
 from .perplexity import PerplexityConfig
-from .sequence_model import SymbolModel, seeded
+from .sequence_model import LAYERS, SymbolModel, seeded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,19 +21,29 @@ class CopyConfig(PerplexityConfig):
     task: ClassVar[str] = "copy"
 
     m: int = option(10, "symbols to remember; with --m-min, the largest number")
-    m_min: int | None = option(None, "smallest number of symbols; drawn uniformly up to --m")
-    layout: str = option("released", "released (marker first) or paper (marker before recall)")
-    data_symbols: int = option(4, "number of data symbols (I)")
-    train_steps: int = option(4000, "length of each training row")
-    valid_steps: int = option(1000, "length of each validation and test row")
-    data_seed: int = option(0, "of the generated symbols")
-    data: str | None = option(
-        None, "an .npz file with arrays to use instead; rows and steps are its"
+    m_min: int | None = option(None, "smallest number of symbols; drawn uniformly up to --m", DATA)
+    layout: str = option(
+        "released",
+        "layout: released (marker first) or paper (marker before recall)",
+        DATA,
+        ("released", "paper"),
     )
-    hidden: int = option(50, "units of each layer")
-    layers: int = option(2, "recurrent layers")
-    cell: str = option("lstm", "lstm, gru or rnn")
-    encoder: str = option("linear", "linear (release) or embedding (the paper's text)")
+    data_symbols: int = option(4, "number of data symbols (I)", DATA)
+    train_steps: int = option(4000, "length of each training row", DATA)
+    valid_steps: int = option(1000, "length of each validation and test row", DATA)
+    data_seed: int = option(0, "seed of the generated symbols", DATA)
+    data: str | None = option(
+        None, "an .npz file with arrays to use instead; rows and steps are its", DATA
+    )
+    hidden: int = option(50, "units of each layer", MODEL)
+    layers: int = option(2, "recurrent layers", MODEL)
+    cell: str = option("lstm", "kind of layer: lstm, gru or rnn", MODEL, LAYERS)
+    encoder: str = option(
+        "linear",
+        "input layer: linear (release) or embedding (the paper's text)",
+        MODEL,
+        ("linear", "embedding"),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,8 +51,6 @@ class CopyConfig(PerplexityConfig):
             raise ValueError(f"m must be at least 1 symbol, got {self.m}")
         if self.m_min is not None and not 1 <= self.m_min <= self.m:
             raise ValueError(f"m_min must be in [1, {self.m}], got {self.m_min}")
-        if self.layout not in ("released", "paper"):
-            raise ValueError(f"layout must be released or paper, got {self.layout!r}")
         if self.delta is not None and self.train_steps < self.burn_in + self.lags:
             raise ValueError(
                 f"a probe of {self.burn_in} + {self.lags} steps does not fit into rows of "

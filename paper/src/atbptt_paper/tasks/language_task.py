@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adaptive_tbptt import SequenceStream
-from adaptive_tbptt.errors import unknown_name
 
-from ..config import option
+from ..config import DATA, MODEL, option
 from .corpus import SOURCES, Corpus, read_corpus
 from .perplexity import PerplexityConfig
-from .sequence_model import recurrent_layer, release_init, seeded
+from .sequence_model import LAYERS, recurrent_layer, release_init, seeded
 
 
 class LanguageModel(nn.Module):
@@ -82,25 +81,33 @@ class LanguageConfig(PerplexityConfig):
     task: ClassVar[str] = "language"
 
     data: str | None = option(None, "folder with train.txt, valid.txt and test.txt")
-    dataset: str = option("text", "ptb and wikitext-2 check the numbers of tokens; text is any")
-    partial: bool = option(False, "accept a data set whose splits are incomplete")
-    level: str = option("word", "word or char")
-    vocabulary: str = option(
-        "train", "its words are those of the train split, others unknown; or of all"
+    dataset: str = option(
+        "text",
+        "what --data holds: ptb or wikitext-2, whose tokens are counted, or any text",
+        DATA,
+        ("text", *SOURCES),
     )
-    train_tokens: int | None = option(None, "use only the first so many tokens to train")
-    valid_tokens: int | None = option(None, "use only the first so many of valid and test each")
-    cache: str = option("runs/cache", "where encoded text is kept")
-    hidden: int = option(900, "dimension of embedding and state")
-    layers: int = option(1, "recurrent layers")
-    cell: str = option("lstm", "lstm, gru or rnn")
-    dropout: float = option(0.2, "on embedding and output, and between layers")
-    tied: bool = option(True, "use the embedding as the output matrix")
+    partial: bool = option(False, "accept a data set whose splits are incomplete", DATA)
+    level: str = option("word", "tokens: word or char", DATA, ("word", "char"))
+    vocabulary: str = option(
+        "train",
+        "words: those of train (others are unknown) or of all splits",
+        DATA,
+        ("train", "all"),
+    )
+    train_tokens: int | None = option(None, "use only the first so many tokens to train", DATA)
+    valid_tokens: int | None = option(
+        None, "use only the first so many of valid and test each", DATA
+    )
+    cache: str = option("runs/cache", "where encoded text is kept", DATA)
+    hidden: int = option(900, "dimension of embedding and state", MODEL)
+    layers: int = option(1, "recurrent layers", MODEL)
+    cell: str = option("lstm", "kind of layer: lstm, gru or rnn", MODEL, LAYERS)
+    dropout: float = option(0.2, "dropout on embedding and output, and between layers", MODEL)
+    tied: bool = option(True, "use the embedding as the output matrix", MODEL)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.dataset != "text" and self.dataset not in SOURCES:
-            raise unknown_name(self.dataset, ("text", *SOURCES), "dataset")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
 

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from adaptive_tbptt import SequenceStream, evaluate
 from adaptive_tbptt.model import LossFn, Recurrent
 
-from ..config import TrainConfig, option
+from ..config import DATA, MODEL, TrainConfig, option
 from .intensity import expected_gap, time_nll
 from .point_data import Sequence, point_stream, read_sequences
-from .sequence_model import recurrent_layer, release_init, seeded
+from .sequence_model import LAYERS, recurrent_layer, release_init, seeded
 
 
 class Forecast(NamedTuple):
@@ -125,13 +125,13 @@ class PointConfig(TrainConfig):
     score: ClassVar[str] = "nll"
 
     data: str | None = option(None, "folder with event-N-SPLIT.txt and time-N-SPLIT.txt")
-    number: int = option(1, "N in the names of the files")
-    time_scale: float = option(1.0, "unit of time: gaps are multiplied by it")
-    resets: bool = option(True, "return to the initial state where a sequence begins")
-    train_sequences: int | None = option(None, "use only the first so many to train")
-    hidden: int = option(128, "dimension of embedding and state")
-    layers: int = option(2, "recurrent layers")
-    cell: str = option("lstm", "lstm, gru or rnn")
+    number: int = option(1, "number N in the names of the files", DATA)
+    time_scale: float = option(1.0, "unit of time: gaps are multiplied by it", DATA)
+    resets: bool = option(True, "return to the initial state where a sequence begins", DATA)
+    train_sequences: int | None = option(None, "use only the first so many to train", DATA)
+    hidden: int = option(128, "dimension of embedding and state", MODEL)
+    layers: int = option(2, "recurrent layers", MODEL)
+    cell: str = option("lstm", "kind of layer: lstm, gru or rnn", MODEL, LAYERS)
 
     def sequences(self) -> dict[str, list[Sequence]]:
         """Read the files; validation is the first half of the test split."""
