@@ -1,9 +1,10 @@
 # Two commands from a machine that has only Python, venv and make: `make run` and `make test`.
 PYTHON ?= python3
-BIN := .venv/bin
+BIN := .venv/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 READY := .venv/ready
+LOWEST := $(subst .venv,build/lowest,$(BIN))
 
-.PHONY: run test docs figures bench format clean help
+.PHONY: run test lint test-lowest docs figures bench format clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -22,12 +23,20 @@ run: $(READY)  ## a detach loop and ours side by side, at equal time; ends with 
 	rm -rf runs/quick
 	OMP_NUM_THREADS=1 $(BIN)/python examples/longer_memory.py --out runs/quick
 
-test: $(READY)  ## format, lint, types, tests, doctests, examples, documentation
+test: lint  ## format, lint, types, tests, doctests, examples, documentation
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+lint: $(READY)  ## format, lint, types, layers: what pre-commit runs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# Old releases of others warn of what newer Pythons and packages deprecate: not our concern here.
+test-lowest:  ## the main tests with the lowest versions that pyproject.toml allows; in build/lowest
+	$(PYTHON) -m venv build/lowest
+	$(LOWEST)/python -m pip install --quiet -c constraints-lowest.txt pytest pytest-xdist hypothesis -e '.[all]' -e ./paper
+	OMP_NUM_THREADS=1 $(LOWEST)/python -m pytest -n 2 -W ignore::DeprecationWarning tests/data tests/estimate tests/integrations tests/measure tests/report tests/train tests/test_cli.py tests/test_light_import.py paper/tests/test_cli.py paper/tests/test_tables.py
 
 docs: $(READY)  ## build the documentation into site/; nothing is fetched from the network
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -47,4 +56,4 @@ format: $(READY)  ## rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .
 
 clean:  ## remove the environment and everything generated
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist runs site
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist paper/dist runs site

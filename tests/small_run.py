@@ -1,7 +1,6 @@
 """A small run of the trainer, and ways to break it off."""
 
 import json
-import os
 import signal
 
 import pytest
@@ -68,7 +67,7 @@ class StopAt:
         def counted(window):
             update(window)
             if trainer.updates == updates:
-                os.kill(os.getpid(), signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
 
         trainer._update = counted
 

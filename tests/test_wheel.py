@@ -1,8 +1,9 @@
-"""The library's wheel, installed where there is torch and numpy and nothing else."""
+"""Both distributions, built and installed without a network; the library beside torch alone."""
 
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -11,11 +12,17 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import adaptive_tbptt
+
 ROOT = Path(__file__).parent.parent
+SOURCES = {"adaptive_tbptt": ROOT, "adaptive_tbptt_paper": ROOT / "paper"}
+PACKAGES = {"adaptive_tbptt": "adaptive_tbptt", "adaptive_tbptt_paper": "atbptt_paper"}
+linked = pytest.mark.skipif(sys.platform == "win32", reason="links need a right there")
 ABSENT = ("atbptt_paper", "lightning", "matplotlib", "plotly", "ray", "rich", "safetensors",
           "tensorboard", "typer")  # fmt: skip
 USE = """
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,6 +34,7 @@ import adaptive_tbptt as at
 present = [name for name in sys.argv[1:] if find_spec(name) is not None]
 assert not present, present
 assert Path(at.__file__).is_relative_to(sys.prefix), at.__file__
+assert at.__version__ == version("adaptive-tbptt"), at.__version__
 
 torch.manual_seed(0)
 x = torch.randn(80, 4, 3)
@@ -54,12 +62,25 @@ def run(*command, **options):
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
+def dist(tmp_path_factory):
+    """A folder with the sdist of each distribution, and the wheel that is built from the sdist."""
+    folder = tmp_path_factory.mktemp("dist")
+    for source in SOURCES.values():
+        run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(folder),
+            cwd=source)  # fmt: skip
+    sdists = map(str, folder.glob("*.tar.gz"))
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
-        "--no-index", "--wheel-dir", str(folder), str(ROOT))  # fmt: skip
-    (found,) = folder.glob("*.whl")
-    return found
+        "--no-index", "--wheel-dir", str(folder), *sdists)  # fmt: skip
+    return folder
+
+
+def built(dist, name, ending):
+    return dist / f"{name}-{adaptive_tbptt.__version__}{ending}"
+
+
+@pytest.fixture(scope="module")
+def wheel(dist):
+    return built(dist, "adaptive_tbptt", "-py3-none-any.whl")
 
 
 def required(*names):
@@ -80,25 +101,66 @@ def required(*names):
     return found
 
 
-@pytest.fixture(scope="module")
-def bare(wheel, tmp_path_factory):
-    """An environment with the wheel, torch, numpy and what those two require; nothing is fetched.
+def environment(place, *names):
+    """Make an environment with these distributions and what they require; nothing is fetched.
 
     Their files are links into the environment that runs the tests.
     """
-    place = tmp_path_factory.mktemp("bare") / "env"
     run(sys.executable, "-m", "venv", "--without-pip", str(place))
     python = place / "bin" / "python"
     here = "import sysconfig; print(sysconfig.get_path('purelib'))"
     packages = Path(run(str(python), "-I", "-c", here).strip())
-    for distribution in required("torch", "numpy").values():
+    for distribution in required(*names).values():
         for name in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
             link = packages / name
             if not link.exists():
                 link.symlink_to(Path(str(distribution.locate_file(name))).resolve())
-    run(sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps",
-        "--no-index", str(wheel))  # fmt: skip
+    return python
+
+
+def install(python, *wheels):
+    """Install with pip, which checks that what they require is there."""
+    run(sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-index",
+        *map(str, wheels))  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bare(wheel, tmp_path_factory):
+    """An environment with the wheel, torch, numpy and what those two require."""
+    place = tmp_path_factory.mktemp("bare") / "env"
+    install(environment(place, "torch", "numpy"), wheel)
     return place
+
+
+def test_twine_finds_no_fault(dist):
+    files = sorted(map(str, dist.iterdir()))
+    assert len(files) == 4
+    printed = run(sys.executable, "-m", "twine", "check", "--strict", *files)
+    assert printed.count("PASSED") == 4
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_sdist_has_every_source_and_the_wheel_every_module(dist, name):
+    source, package = SOURCES[name], PACKAGES[name]
+    modules = {path.relative_to(source / "src") for path in source.glob(f"src/{package}/**/*.py")}
+    with tarfile.open(built(dist, name, ".tar.gz")) as archive:
+        packed = {Path(*Path(path).parts[1:]) for path in archive.getnames()}
+    with zipfile.ZipFile(built(dist, name, "-py3-none-any.whl")) as archive:
+        wheel = archive.namelist()
+    assert {Path("src") / path for path in modules} <= packed
+    assert {Path("LICENSE"), Path("README.md"), Path("pyproject.toml")} <= packed
+    assert {path.parts[0] for path in packed if len(path.parts) > 1} <= {"src", "tests", "examples"}
+    assert {Path(path) for path in wheel if path.endswith(".py")} == modules
+    assert any(path.endswith("licenses/LICENSE") for path in wheel)
+
+
+@linked
+def test_both_wheels_install_together(dist, tmp_path):
+    names = ("torch", "numpy", "matplotlib", "rich", "safetensors", "typer")
+    python = environment(tmp_path / "env", *names)
+    install(python, *dist.glob("*.whl"))
+    shown = run(str(python), "-I", str(python.parent / "atbptt-paper"), "--help", cwd=tmp_path)
+    assert "reproduce" in shown
 
 
 def test_the_wheel_is_the_library_alone(wheel):
@@ -117,6 +179,7 @@ def test_the_wheel_is_the_library_alone(wheel):
     ]
 
 
+@linked
 def test_torch_and_numpy_are_enough_to_probe_train_and_save(bare, tmp_path):
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     # Isolated: neither the working directory nor PYTHONPATH is looked at.
@@ -126,6 +189,7 @@ def test_torch_and_numpy_are_enough_to_probe_train_and_save(bare, tmp_path):
     assert (tmp_path / "state.pt").stat().st_size > 0
 
 
+@linked
 def test_the_command_says_which_extra_it_needs(bare, tmp_path):
     command = [str(bare / "bin" / "python"), "-I", str(bare / "bin" / "atbptt"), "--help"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

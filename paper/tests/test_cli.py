@@ -96,6 +96,7 @@ def test_tables_only_without_cells_is_a_sentence(tmp_path):
     assert "no finished cells" in text
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_stop_writes_a_checkpoint_and_exits_with_130(tmp_path, number):
     command = [sys.executable, "-m", "atbptt_paper", "train", "copy", *TINY_OPTIONS, "--k", "2",
@@ -147,6 +148,7 @@ def start_table(tmp_path):
     return process, run
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopping_a_table_leaves_checkpoints_and_no_process(tmp_path, number):
     process, run = start_table(tmp_path)

@@ -216,7 +216,7 @@ def test_training_resumes_in_mid_epoch_exactly(tmp_path):
 
     def stop(*_):
         if next(steps) == 11:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     hook = register_optimizer_step_post_hook(stop)
     try:

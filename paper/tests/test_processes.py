@@ -45,6 +45,7 @@ def test_the_command_line_trains_on_two_processes(tmp_path):
         assert a["test_ppl"] == pytest.approx(b["test_ppl"], rel=1e-3)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs pgrep")
 def test_a_process_that_dies_ends_the_run_and_leaves_the_checkpoint(tmp_path):
     process = torchrun(tmp_path / "run", "--epochs", "100000")
     last = tmp_path / "run" / "checkpoints" / "last.safetensors"

@@ -20,6 +20,7 @@ from paper_helpers import TINY, call, start
 
 # One cluster for all of them, also where tests run side by side.
 pytestmark = pytest.mark.xdist_group("ray")
+READS_PROC = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 CELLS = grid(TINY.changed(epochs=1), [{"k": 2}, {"k": 3}, {"delta": 0.5}], 1)
 # Long enough to be killed in the middle.
 LONG = Cell(TINY.changed(delta=0.3, epochs=60, error_bar_every=0), 0)
@@ -121,6 +122,7 @@ def test_the_cells_are_those_of_the_local_executor_and_finished_ones_are_skipped
     assert said == ["3 of 3 cells are finished"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a right there")
 def test_a_folder_that_others_may_have_filled_is_not_used(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -174,6 +176,7 @@ class Killer(threading.Thread):
             time.sleep(0.002)
 
 
+@READS_PROC
 def test_a_cell_whose_worker_is_killed_is_run_again_from_its_checkpoint(cluster, local, tmp_path):
     killer = Killer(cluster[1] / _place(tmp_path) / LONG.name)
     killer.start()
@@ -186,6 +189,7 @@ def test_a_cell_whose_worker_is_killed_is_run_again_from_its_checkpoint(cluster,
     assert numbers(tmp_path, LONG) == numbers(local, LONG)
 
 
+@READS_PROC
 def test_retries_have_an_end_and_the_next_call_goes_on(cluster, local, tmp_path):
     killer = Killer(cluster[1] / _place(tmp_path) / LONG.name)
     killer.start()
@@ -259,6 +263,7 @@ def test_a_table_from_the_command_line_is_the_same(cluster, tmp_path):
     assert {p.name for p in ours.iterdir()} == {p.name for p in theirs.iterdir()}
 
 
+@READS_PROC
 def test_ctrl_c_cancels_the_tasks_and_keeps_their_checkpoints(cluster, tmp_path):
     command = [sys.executable, "-m", "atbptt_paper", *REPRODUCE, "--executor", "ray",
                "--epochs", "10000", "--out", str(tmp_path), "--work", str(tmp_path)]  # fmt: skip

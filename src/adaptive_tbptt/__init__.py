@@ -1,6 +1,7 @@
 """Truncated backpropagation through time that chooses its own truncation length."""
 
 from . import data, diagnosis, distributed, estimate, loop, measure, model, train, truncate
+from ._version import __version__ as __version__
 from .data import ChunkStream, SequenceStream
 from .diagnosis import check_bias, diagnose, lookback
 from .errors import TruncationWarning

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import random
-import resource
 import shutil
 import signal
 import sys
@@ -13,6 +12,7 @@ import torch
 
 from .harness import ROUNDS, fit, processes, resumed, sentence, small
 
+resource = pytest.importorskip("resource", reason="limits of files; not on Windows")
 FIRST = 4  # seed of the sizes
 
 

@@ -1,8 +1,6 @@
 """A process killed at random moments, over and over, still ends with the same parameters."""
 
-import os
 import random
-import signal
 import time
 
 import torch
@@ -41,7 +39,7 @@ def killed(folder, dice) -> int:
         if not process.is_alive():
             assert process.exitcode == 0
             return kill
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()
         process.join()
     return KILLS
 

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import sys
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch import nn
 
 import adaptive_tbptt as at
 from adaptive_tbptt.train.interrupt import DeferredInterrupt
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
 
 def _wait(ready):

@@ -1,6 +1,5 @@
 """Checkpoints: a resumed run equals the uninterrupted one, and nothing good is overwritten."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -204,7 +203,7 @@ def test_ctrl_c_during_validation_is_not_lost(tmp_path):
     evaluate = trainer.evaluate
 
     def interrupted(stream):
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         return evaluate(stream)
 
     trainer.evaluate = interrupted
@@ -220,7 +219,7 @@ def test_a_listener_of_sigterm_is_left_alone(tmp_path):
     evaluate = trainer.evaluate
 
     def told(stream):
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         return evaluate(stream)
 
     trainer.evaluate = told

@@ -51,4 +51,4 @@ def test_the_commit_is_that_of_this_code_and_says_if_it_was_changed(tmp_path):
     with (package / "train" / "provenance.py").open("a") as file:
         file.write("# changed\n")
     assert seen() == git("rev-parse", "--short=12", "HEAD") + "+changes"
-    assert provenance.version()
+    assert provenance.version() == adaptive_tbptt.__version__

@@ -126,7 +126,7 @@ def with_static(inputs: Nest, static: Nest) -> Nest:
 
 
 def _gather(nest: Nest, index: Any) -> Nest:
-    """Return the elements at a slice, at the indices of a tensor, or at those of a tuple of them."""
+    """Return the elements at a slice, or at the indices in a tensor or a tuple of tensors."""
     return map_leaves(lambda leaf: leaf[_on(leaf.device, index)], nest)
 
 

@@ -6,10 +6,11 @@ import functools
 import os
 import platform
 import subprocess
-from importlib import metadata
 from pathlib import Path
 
 import torch
+
+from .._version import __version__
 
 
 def origin() -> dict[str, str]:
@@ -24,10 +25,7 @@ def origin() -> dict[str, str]:
 
 def version() -> str:
     """Return the version of this package."""
-    try:
-        return metadata.version("adaptive-tbptt")
-    except metadata.PackageNotFoundError:
-        return "unknown"
+    return __version__
 
 
 def _processor() -> str:
