@@ -48,6 +48,7 @@ def curve(low, high=None, contexts=CONTEXTS, tail=0.0, **options):
         "estimate": (low + np.where(np.isfinite(high), high, low)) / 2,
         "low": low,
         "high": high,
+        "single": low,
         "tail": tail,
         "beta": 0.5,
         "gradient_norm": 1.0,
@@ -400,3 +401,13 @@ class TestSums:
         for contexts in ((0, 1), (1, 2, 3)):
             with pytest.raises(ValueError, match="a vector per context, from 0 on"):
                 LevelSums(contexts, np.zeros((4, 3, 2), np.float32), np.ones(4), 1)
+
+
+def test_what_single_windows_miss_is_a_ratio_of_root_mean_squares():
+    contexts = (0, 1, 2, 4)
+    vectors = np.random.default_rng(0).standard_normal((6, 4, 7))  # no mean: noise hides all
+    found = level_bias(LevelSums(contexts, vectors.astype(np.float32), np.full(6, 10.0), 5))
+    assert found.hidden
+    missing = [np.square(vectors[:, j + 1 :].sum(1)).sum() for j in range(4)]
+    whole = np.square(vectors.sum(1)).sum()
+    np.testing.assert_allclose(found.single, np.sqrt(missing / whole), rtol=1e-5)

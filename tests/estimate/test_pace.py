@@ -9,6 +9,7 @@ from adaptive_tbptt.estimate.pace import PaceLimits, choose_pace, paces
 from adaptive_tbptt.estimate.truncation import Outcome
 
 CONTEXTS = (0, 4, 8, 16)
+HIDING = (100.0, 0.1, 0.1, 0.1)  # noise that hides the gradient, and lies in the losses' own steps
 
 
 def choose(curve, *limits, **more):
@@ -16,10 +17,11 @@ def choose(curve, *limits, **more):
 
 
 def curve(added, losses=10, noise=1e-3, groups=12):
-    """Levels that add so much along one direction."""
+    """Levels that add so much along one direction; the noise may differ by level."""
     rng = np.random.default_rng(0)
     mean = np.zeros((len(added), 8))
     mean[:, 0] = added
+    noise = np.broadcast_to(noise, len(added))[:, None]
     vectors = mean + noise * rng.standard_normal((groups, *mean.shape))
     return level_bias(
         LevelSums(CONTEXTS, vectors.astype(np.float32), np.full(groups, 10.0), losses)
@@ -65,10 +67,10 @@ def test_limits_are_kept():
 
 
 def test_k_stays_where_noise_hides_the_gradient_or_nothing_is_clearly_better():
-    hidden = choose(curve([0.5, 0.5, 0.0, 0.0], noise=100.0), 0, 16, k_now=8)
+    hidden = choose(curve([0.5, 0.5, 0.0, 0.0], noise=HIDING), 0, 16, k_now=8)
     assert (hidden.k, hidden.outcome) == (8, Outcome.KEPT)
     assert "noise hides the gradient" in hidden.message
-    assert choose(curve([1.0, 0.0, 0.0, 0.0], noise=100.0), 0, 8, k_now=None).k == 8
+    assert choose(curve([1.0, 0.0, 0.0, 0.0], noise=HIDING), 0, 8, k_now=None).k == 8
     assert choose(curve([1.0, 0.0, 0.0, 0.0]), 0, 8, k_now=None).k == 0
     # 10 / 14 at 4 against 0.7 at 0: 2 % are not worth a move, in either direction.
     level = curve([0.7, 0.3, 0.0, 0.0])
@@ -77,7 +79,7 @@ def test_k_stays_where_noise_hides_the_gradient_or_nothing_is_clearly_better():
 
 
 def test_without_a_gradient_and_with_a_stalled_loss_it_looks_further():
-    hidden = curve([0.5, 0.5, 0.0, 0.0], losses=5, noise=100.0)
+    hidden = curve([0.5, 0.5, 0.0, 0.0], losses=5, noise=HIDING)
     found = [choose(hidden, 0, 16, k_now=k, stalled=True).k for k in (0, 4, 8, 16)]
     assert found == [8, 8, 16, 16]
     shown = curve([1.0, 0.0, 0.0, 0.0])
@@ -88,4 +90,21 @@ def test_a_k_beyond_a_short_measurement_counts_as_the_longest_measured_one():
     assert choose(curve([1.0, 0.0, 0.0, 0.0]), 0, 128, k_now=128).k == 0
     assert choose(curve([0.0, 0.0, 0.0, 1.0]), 0, 128, k_now=128).k == 16
     # Noise hides the gradient: nothing speaks against the k in use, however far it reaches.
-    assert choose(curve([1.0, 0.0, 0.0, 0.0], noise=100.0), 0, 128, k_now=128).k == 128
+    assert choose(curve([1.0, 0.0, 0.0, 0.0], noise=HIDING), 0, 128, k_now=128).k == 128
+
+
+@pytest.mark.parametrize(
+    ("sizes", "now", "k"),
+    [
+        ([1.0, 0.1, 0.1, 0.1], 0, 0),  # single windows miss little
+        ([1.0, 0.1, 0.1, 0.1], 8, 8),  # noise may hide what a shorter context would lose
+        ([0.1, 1.0, 0.1, 0.1], 0, 4),
+        ([0.1, 0.1, 0.1, 1.0], 0, 16),
+    ],
+)
+def test_if_noise_hides_the_gradient_single_windows_decide_whether_k_grows(sizes, now, k):
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((12, 4, 50)) * np.array(sizes)[:, None]
+    sums = LevelSums(CONTEXTS, vectors.astype(np.float32), np.full(12, 10.0), 20)
+    found = choose(level_bias(sums), 0, 16, k_now=now)
+    assert (found.k, found.outcome) == (k, Outcome.KEPT)

@@ -37,6 +37,9 @@ class LevelCurve:
         estimate: `(levels,)`, the relative bias; NaN if noise hides the gradient.
         low: `(levels,)`, lower limits.
         high: `(levels,)`, upper limits; infinite if noise hides the gradient.
+        single: `(levels,)`, what the gradient of a single window misses, relative to its norm: a
+            ratio of root mean squares over the groups. Noise is part of it, so it is known even if
+            noise hides the mean gradient.
         tail: relative bias that is left beyond the longest context, extrapolated from the last two
             levels; infinite if they do not decay, 0 if noise hides the last one.
         beta: decay per step over the last two levels; NaN if unknown.
@@ -51,6 +54,7 @@ class LevelCurve:
     estimate: Array = field(repr=False)
     low: Array = field(repr=False)
     high: Array = field(repr=False)
+    single: Array = field(repr=False)
     tail: float
     beta: float
     gradient_norm: float
@@ -178,6 +182,8 @@ def level_bias(sums: LevelSums, level: float = 0.9) -> LevelCurve:
     whole = tails[0, 0]
     missed = np.stack([*(tails[j, j] for j in range(1, levels)), np.zeros_like(whole)])
     kept, cut = squared_means(whole, sums.counts), squared_means(missed, sums.counts)
+    # On the diagonal, a group meets itself: squared norms with their noise.
+    single = np.sqrt(np.trace(missed, axis1=1, axis2=2) / max(float(np.trace(whole)), 1e-300))
     norm, luck = math.sqrt(max(float(kept.value), 0.0)), chance(whole)
     limits = ratio_limits(cut, kept, student_quantile((1 + level) / 2, sums.groups))
     if limits is not None and luck <= (1 - level) / 2:
@@ -192,6 +198,7 @@ def level_bias(sums: LevelSums, level: float = 0.9) -> LevelCurve:
         estimate=estimate,
         low=low,
         high=high,
+        single=single,
         tail=tail,
         beta=beta,
         gradient_norm=norm,

@@ -25,8 +25,11 @@ CLEARLY = 1.1  # arbitrary: how much better another context must be, so that noi
 
 
 def paces(curve: LevelCurve) -> NDArray[np.float64]:
-    """Return the pace of every context."""
-    gained = 1.0 - np.clip(curve.estimate, 0.0, 1.0)
+    """Return the pace of every context.
+
+    If noise hides the mean gradient, what single windows miss stands in for its bias.
+    """
+    gained = 1.0 - np.clip(curve.single if curve.hidden else curve.estimate, 0.0, 1.0)
     return gained * curve.losses / (curve.losses + np.array(curve.contexts, float))
 
 
@@ -50,26 +53,27 @@ class PaceLimits:
 def choose_pace(curve: LevelCurve, limits: PaceLimits) -> TruncationDecision:
     """Return the context with the best pace; the k in use stays if no other is clearly better.
 
-    If noise hides the gradient, there is no pace to compare. Then k stays while the loss falls. If
+    If noise hides the gradient, k does not fall: a shorter context may lose what noise hides. It
+    grows if single windows miss so much that a longer context has clearly the better pace. If
     nothing was measured before, k is k_max. If the loss has stalled, k at least doubles, since
     nothing is gained at the present k.
     """
+    inside = [c for c in curve.contexts if limits.k_min <= c <= limits.k_max]
+    found = dict(zip(curve.contexts, paces(curve), strict=True))
+    k = max(inside, key=lambda c: found[c])
+    # A short stream is measured less far than the k that another one gave.
+    now = None if limits.k_now is None else curve.contexts[curve.at(limits.k_now)]
+    if now is not None and found[k] <= CLEARLY * found[now]:
+        k = now
     if curve.hidden:
-        k = limits.k_max if limits.k_now is None else limits.k_now
+        k = limits.k_max if limits.k_now is None else max(k, limits.k_now)
         if limits.stalled:
             further = levels_up_to(limits.k_max)
             k = next((c for c in further if c >= max(2 * k, curve.losses)), limits.k_max)
         outcome = Outcome.KEPT
         message = f"noise hides the gradient of {curve.samples} losses; using k={k}"
     else:
-        inside = [c for c in curve.contexts if limits.k_min <= c <= limits.k_max]
-        # A short stream is measured less far than the k that another one gave.
-        now = None if limits.k_now is None else curve.contexts[curve.at(limits.k_now)]
         outcome = Outcome.BEST_PACE
-        found = dict(zip(curve.contexts, paces(curve), strict=True))
-        k = max(inside, key=lambda c: found[c])
-        if now is not None and found[k] <= CLEARLY * found[now]:
-            k = now
         message = (
             f"k={k} has the best pace, or nearly: bias {curve.relative_at(k):.3g}, and "
             f"{found[k]:.0%} of the pace without bias and context"
