@@ -343,8 +343,8 @@ def curve(contexts=(0, 8, 64, 128), **options):
     levels = len(contexts)
     found = {
         "contexts": contexts, "estimate": np.zeros(levels), "low": np.zeros(levels),
-        "high": np.zeros(levels), "single": np.zeros(levels), "tail": 0.0, "beta": 0.9, "gradient_norm": 1.0, "chance": 0.0,
-        "losses": 35, "samples": 2800, "level": 0.9,
+        "high": np.zeros(levels), "single": np.zeros(levels), "tail": 0.0, "beta": 0.9,
+        "gradient_norm": 1.0, "chance": 0.0, "losses": 35, "samples": 2800, "level": 0.9,
     }  # fmt: skip
     return LevelCurve(**{**found, **options})
 
