@@ -1,5 +1,8 @@
 """The documentation: it builds, its code runs, its commands exist, every public name is in it."""
 
+import contextlib
+import io
+import math
 import os
 import re
 import shlex
@@ -30,6 +33,9 @@ COMMANDS = {
     "atbptt_paper": "atbptt_paper.cli",
 }
 FOREIGN = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)="(?:https?:)?//""")
+# What differs from machine to machine: times and costs, which a page shows and no test compares.
+TIMED = re.compile(r"\d+\.\d+(?= x\b)|(?<=at )\d+\.\d+(?= times)|\d+(?:\.\d+)?(?= seconds?\b)")
+NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 PARSED = ["public-code.md"]  # its blocks need repositories of others: they compile, no more
 EXTERNAL_MODULES = {"adaptive_tbptt.integrations.lightning": ["TBPTTModule"]}
 
@@ -42,6 +48,51 @@ def blocks(page: Path, *kinds: str) -> list[tuple[str, str]]:
     return [(kind, body) for kind, body in FENCE.findall(page.read_text()) if kind in kinds]
 
 
+def run_blocks(page: Path) -> list[tuple[str, str, str | None]]:
+    """The code of a page as (kind, code, the output that the page shows right below it)."""
+    text = page.read_text()
+    found = list(FENCE.finditer(text))
+    result = []
+    for block, after in zip(found, [*found[1:], None], strict=False):
+        if block[1] not in ("python", "diff"):
+            continue
+        shown = None
+        if after and after[1] == "text" and not text[block.end() : after.start()].strip():
+            shown = after[2]
+        result.append((block[1], block[2], shown))
+    return result
+
+
+def close(shown: str, printed: str) -> bool:
+    """Tell whether two numbers agree to 5 %, or to two units of the last digit shown."""
+    digits = len(shown.partition(".")[2]) if "e" not in shown else 3
+    return math.isclose(float(shown), float(printed), rel_tol=0.05, abs_tol=2.01 * 10**-digits)
+
+
+def differences(shown: str, printed: str) -> list[str]:
+    """Compare line by line: words exactly, numbers nearly, spaces and times not at all."""
+    shown, printed = (TIMED.sub("TIME", part.strip()) for part in (shown, printed))
+    lines, found = shown.splitlines(), printed.splitlines()
+    if len(lines) != len(found):
+        return [f"{len(lines)} lines are shown, {len(found)} come out:", *found]
+    wrong = []
+    for line, come in zip(lines, found, strict=True):
+        words = [" ".join(NUMBER.sub("#", part).split()) for part in (line, come)]
+        numbers = zip(NUMBER.findall(line), NUMBER.findall(come), strict=False)
+        if words[0] != words[1] or not all(close(a, b) for a, b in numbers):
+            wrong.append(f"shown: {line}\nprinted: {come}")
+    return wrong
+
+
+def test_a_wrong_output_would_be_seen():
+    shown = "  0  51.4%  [49.5%, 53.3%]  1.00 x  your loop\nYour loop misses 51%, at 1.5 times."
+    again = "0 51.5% [49.4%, 53.3%]  1.32 x  your loop\nYour loop misses 51%, at 9.9 times."
+    assert not differences(shown, again)
+    assert differences(shown, again.replace("51.5", "61.5"))
+    assert differences(shown, again.replace("your", "a"))
+    assert differences(shown, again + "\nanother line")
+
+
 def side(diff: str, sign: str) -> str:
     """One side of a diff: the lines that stay, and those with the sign."""
     lines = diff.splitlines()
@@ -49,21 +100,42 @@ def side(diff: str, sign: str) -> str:
     return "\n".join(line[1:] for line in lines if line[:1] in (" ", sign, ""))
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python", "diff")], ids=name)
+@pytest.mark.parametrize("page", [p for p in PAGES if run_blocks(p)], ids=name)
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
-    """Blocks of a page share their names; of a diff the new side runs, the old one compiles."""
+    """Blocks of a page share their names; of a diff the new side runs, the old one compiles.
+
+    What a block prints is compared with the text block right below it.
+    """
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "page"}
-    for kind, body in blocks(page, "python", "diff"):
+    for kind, body, shown in run_blocks(page):
         if kind == "diff":
             compile(side(body, "-"), name(page), "exec")
             body = side(body, "+")
         if page.name in PARSED:
             compile(body, name(page), "exec")
             continue
-        with warnings.catch_warnings():
+        printed = io.StringIO()
+        with warnings.catch_warnings(), contextlib.redirect_stdout(printed):
             warnings.simplefilter("ignore", adaptive_tbptt.TruncationWarning)
             exec(compile(body, name(page), "exec"), names)
+        if shown is not None:
+            wrong = differences(shown, printed.getvalue())
+            assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_a_shown_output_is_checked_or_says_why_not(page):
+    """A text block stands right below the code that prints it, or below a comment."""
+    text, last = page.read_text(), 0
+    found = list(FENCE.finditer(text))
+    for before, block in zip([None, *found], found, strict=False):
+        gap = text[last : block.start()].rstrip()
+        printed = before and before[1] in ("python", "diff") and not gap
+        if block[1] == "text" and not printed and page.name != "command-line.md":
+            why = re.search(r"<!-- not run: .+ -->$", gap)
+            assert why, f"say why nobody checks this block: {block[2][:200]}"
+        last = block.end()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -240,7 +312,15 @@ def test_a_tutorial_runs(script, tmp_path):
     assert made <= {p.name for p in (DOCS / "img").iterdir()}
 
 
-def test_the_first_picture_is_made_by_a_script(tmp_path):
+def test_the_picture_of_the_readme_is_made_by_a_script(tmp_path):
+    command = [sys.executable, str(ROOT / "tools" / "readme_figure.py")]
+    command += ["--out", str(tmp_path / "side-by-side.png")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "side-by-side.png").stat().st_size > 10_000
+
+
+def test_the_picture_of_adaptation_is_made_by_a_script(tmp_path):
     command = [sys.executable, str(ROOT / "tools" / "adapting_figure.py"), "--epochs", "1"]
     command += ["--out", str(tmp_path / "adapting.png")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
