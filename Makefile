@@ -37,6 +37,7 @@ figures: $(READY)  ## run the tutorials again and draw the pictures of the docum
 	$(BIN)/python tools/readme_figure.py
 	OMP_NUM_THREADS=1 $(BIN)/python tools/adapting_figure.py
 	OMP_NUM_THREADS=1 $(BIN)/python tools/run_tutorials.py
+	$(BIN)/python tools/make_notebooks.py
 	OMP_NUM_THREADS=1 $(BIN)/python examples/rainfall_runoff.py --out docs/img
 
 bench: $(READY)  ## time contenders side by side; on a quiet machine

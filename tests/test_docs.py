@@ -1,7 +1,9 @@
 """The documentation: it builds, its code runs, its commands exist, every public name is in it."""
 
 import contextlib
+import importlib.util
 import io
+import json
 import math
 import os
 import re
@@ -279,23 +281,76 @@ def test_a_public_name_has_a_docstring(public):
         assert not silent
 
 
+def listed() -> dict[str, list[str]]:
+    """The members that a page of the API names for a class; other classes show all of their own."""
+    found = {}
+    for page in sorted((DOCS / "api").glob("*.md")):
+        for part in page.read_text().split("::: ")[1:]:
+            chosen = re.search(r"members: (?:\[(.*)\]|false)", part)
+            if chosen:
+                names = (chosen[1] or "").split(", ")
+                found[part.split()[0].rpartition(".")[2]] = [n for n in names if n]
+    return found
+
+
 def undocumented(site: Path) -> list[str]:
-    """Return what the API pages lack; members stand in the section of their class, or of a base."""
+    """Return what the API pages lack, and the internals that they show."""
     html = "\n".join(page.read_text() for page in sorted((site / "api").glob("*.html")))
     heads = re.split(r'<h2 id="adaptive_tbptt\.(?:[\w.]+\.)?(\w+)" class="doc', html)
     sections = dict(zip(heads[1::2], heads[2::2], strict=True))
-    missing = [public for public in OBJECTS if public not in sections and public not in ALIASES]
-    missing += [alias for alias in ALIASES if f"<code>{alias}</code>" not in html]
+    wrong = [public for public in OBJECTS if public not in sections and public not in ALIASES]
+    wrong += [alias for alias in ALIASES if f"<code>{alias}</code>" not in html]
+    wrong += re.findall(r'id="(adaptive_tbptt\.(?:[\w.]+\.)?_\w+)" class="doc', html)
+    chosen = listed()
     for public, found in OBJECTS.items():
-        if not found.is_class or public in missing:
+        if not found.is_class or public in wrong:
             continue
-        lineage = [public, *(base.name for base in found.mro())]
-        text = "".join(sections.get(one, "") for one in lineage)
-        for n in members(found):
-            shown = rf'(?:id|title)="adaptive_tbptt\.[\w.]+\.{n}"|<code>{n}</code>'
-            if not re.search(shown, text):
-                missing.append(f"{public}.{n}")
-    return missing
+        own = {n for n in found.members if not n.startswith("_")}
+        shown = set(re.findall(rf'<h3 id="[\w.]+\.{public}\.(\w+)"', sections[public]))
+        wrong += [f"{public}.{n} is inherited" for n in shown - own]
+        for n in chosen.get(public, own):
+            mark = rf'(?:id|title)="adaptive_tbptt\.[\w.]*\b{n}"|<code>{n}</code>'
+            if not re.search(mark, sections[public]):
+                wrong.append(f"{public}.{n}")
+    return wrong
+
+
+def tool(stem: str) -> ModuleType:
+    """Import a script of `tools/`."""
+    spec = importlib.util.spec_from_file_location(stem, ROOT / "tools" / f"{stem}.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("script", TUTORIALS, ids=lambda s: s.stem)
+def test_a_notebook_is_that_of_its_script(script):
+    text = (script.parent / "notebooks" / f"{script.stem}.ipynb").read_text()
+    assert text == tool("make_notebooks").notebook(script), "run python tools/make_notebooks.py"
+
+
+@pytest.mark.parametrize("script", TUTORIALS, ids=lambda s: s.stem)
+def test_a_notebook_is_valid(script):
+    """As the schema of nbformat 4.5 has it; and its code compiles, with the script's names."""
+    found = json.loads((script.parent / "notebooks" / f"{script.stem}.ipynb").read_text())
+    assert set(found) == {"cells", "metadata", "nbformat", "nbformat_minor"}
+    assert (found["nbformat"], found["nbformat_minor"]) == (4, 5)
+    ids = [cell["id"] for cell in found["cells"]]
+    assert len(set(ids)) == len(ids)
+    assert all(re.fullmatch(r"[\w-]{1,64}", one) for one in ids)
+    for cell in found["cells"]:
+        keys = {"cell_type", "id", "metadata", "source"}
+        if cell["cell_type"] == "code":
+            keys |= {"execution_count", "outputs"}
+        assert set(cell) == keys
+        assert cell["cell_type"] in ("markdown", "code")
+        assert "".join(cell["source"]).strip()
+    code = "\n".join("".join(c["source"]) for c in found["cells"] if c["cell_type"] == "code")
+    compile(code, script.stem, "exec")
+    assert "argv" not in code
+    assert "../" not in "".join(part for cell in found["cells"] for part in cell["source"])
 
 
 @pytest.mark.parametrize("script", TUTORIALS, ids=lambda s: s.stem)

@@ -1,7 +1,7 @@
 """Run the code of pages and write what each block prints into the text block right below it.
 
-`python tools/fill_outputs.py PAGE [PAGE ...]`. A block without a text block right below it runs too,
-and its output is not kept. `tests/test_docs.py` compares what is shown with what comes out.
+`python tools/fill_outputs.py PAGE [PAGE ...]`. A block without one runs too; its
+output is not kept. `tests/test_docs.py` compares what is shown with what comes out.
 """
 
 from __future__ import annotations
