@@ -43,8 +43,10 @@ docs: $(READY)  ## build the documentation into site/; nothing is fetched from t
 	@echo "open site/index.html, or for the search: $(BIN)/python -m http.server --directory site"
 
 figures: $(READY)  ## run the tutorials again and draw the pictures of the documentation
+	$(BIN)/python tools/readme_figure.py
 	OMP_NUM_THREADS=1 $(BIN)/python tools/adapting_figure.py
 	OMP_NUM_THREADS=1 $(BIN)/python tools/run_tutorials.py
+	$(BIN)/python tools/make_notebooks.py
 	OMP_NUM_THREADS=1 $(BIN)/python examples/rainfall_runoff.py --out docs/img
 
 bench: $(READY)  ## time contenders side by side; on a quiet machine

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from markdown.extensions.toc import slugify
@@ -59,7 +60,7 @@ def cells(script: Path) -> list[tuple[str, str]]:
 def tell(script: Path) -> str:
     """Turn a tutorial into a page: its docstring, its text, its code, and what it printed."""
     title, intro = docstring(script)
-    parts = [f"# {title}", intro]
+    parts = [f"# {title}", intro, f"[Download as a notebook](notebooks/{script.stem}.ipynb)"]
     for kind, body in cells(script):
         if kind == "[markdown]":
             parts.append(re.sub("^# ?", "", body, flags=re.MULTILINE))
@@ -113,15 +114,17 @@ def anchor(path: Path) -> str:
 
 
 def tables() -> str:
-    """Return every table of the paper with its figures, in order of name."""
+    """Return every story of the paper, its table and figures folded in, in order of name."""
     parts = []
     for table in sorted(RESULTS[0].glob("*/table.md")):
         folder = table.parent.relative_to(ROOT)
         story = include(f"{folder}/README.md")
-        parts += [story, include(f"{folder}/table.md")]
-        parts += [
+        folded = [include(f"{folder}/table.md")]
+        folded += [
             f"![{p.stem} of {table.parent.name}]({folder}/{p.name})"
             for p in pictures(table.parent)
             if p.name not in story
         ]
+        inside = indent("\n\n".join(folded), "    ")
+        parts += [story, f'??? note "Table and figures: {table.parent.name}"\n\n{inside}']
     return "\n\n".join(parts) or "No table is complete yet."

@@ -7,7 +7,7 @@ takes the language reference that comes with Python.
 # %% [markdown]
 # ## Text to numbers
 #
-# Pass a file as the second argument to use your own:
+# To use your own text, read it into `text`, or pass the file to the script:
 #
 # `python docs/tutorials/train_on_your_text.py runs/tutorials my.txt`
 

@@ -75,8 +75,9 @@ def choose_pace(curve: LevelCurve, limits: PaceLimits) -> TruncationDecision:
     else:
         outcome = Outcome.BEST_PACE
         message = (
-            f"k={k} has the best pace, or nearly: bias {curve.relative_at(k):.3g}, and "
-            f"{found[k]:.0%} of the pace without bias and context"
+            f"k={k} has the best pace, or one close to it: its bias is "
+            f"{curve.relative_at(k):.3g}, and a step of work gains {found[k]:.0%} of what it would "
+            "without bias and context"
         )
     return TruncationDecision(
         k=k,

@@ -147,7 +147,7 @@ def _finding(what: str, needed: str) -> Finding:
     return Finding(
         f"{what}, though the outputs depend on it. What flows through it is missing from every "
         "gradient, so truncation looks less biased than it is. If a fused kernel drops it, the "
-        f"kernel must {needed}. If you detach it on purpose, all is well"
+        f"kernel must {needed}. Ignore this if you detach it on purpose"
     )
 
 
