@@ -81,12 +81,12 @@ def without_times(lines):
     return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
 
 
-def interrupted_run(folder, stops, make=build):
+def interrupted_run(folder, stops, make=build, epochs=3):
     for stop in stops:
         trainer = make(folder)
         StopAt(trainer, stop)
         with pytest.raises(KeyboardInterrupt):
-            trainer.fit(*streams(), epochs=3, resume=True)
+            trainer.fit(*streams(), epochs=epochs, resume=True)
     trainer = make(folder)
-    result = trainer.fit(*streams(), epochs=3, resume=True)
+    result = trainer.fit(*streams(), epochs=epochs, resume=True)
     return trainer, result

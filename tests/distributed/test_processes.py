@@ -55,15 +55,13 @@ def make_sequences():
 
 
 def train_own_loop(
-    masked=False, epochs=2, wrapped=False, control=CONTROL, sequences=False, recompute=None
+    masked=False, epochs=2, wrapped=False, control=CONTROL, sequences=False, **options
 ):
     """Train in a person's own loop; return parameters, losses and the history of K."""
     model, stream = make_sequences() if sequences else make(masked)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, weight_decay=0.01)
     given = nn.parallel.DistributedDataParallel(model) if wrapped else model
-    tbptt = at.AdaptiveTBPTT(
-        given, Masked(), control, estimates_per_epoch=3, burn_in=4, recompute=recompute
-    )
+    tbptt = at.AdaptiveTBPTT(given, Masked(), control, estimates_per_epoch=3, burn_in=4, **options)
     losses = []
     for _ in range(epochs):
         for window in tbptt.windows(stream):
@@ -139,6 +137,17 @@ def test_two_processes_train_as_one_does(tmp_path, masked, control):
     options["recompute"] = 5 if masked else None  # one process holds all; two may recompute
     theirs, their_losses, their_ks = on_ranks(tmp_path, 2, train_own_loop, **options)
     assert len(set(ks)) > 1, "K never changed: the test shows nothing"
+    assert their_ks == ks
+    assert_close(theirs, parameters)
+    assert their_losses == pytest.approx(losses, rel=1e-9)
+
+
+def test_two_processes_follow_the_recommended_loop_as_one_does(tmp_path):
+    """Both draw the same random contexts, and add up the same levels."""
+    base = at.truncate.BestPace(k_max=12)
+    options = {"control": at.Unbiased(24, 0.5, base=base), "losses": 3, "losses_per_k": 1.0}
+    parameters, losses, ks = train_own_loop(**options)
+    theirs, their_losses, their_ks = on_ranks(tmp_path, 2, train_own_loop, **options)
     assert their_ks == ks
     assert_close(theirs, parameters)
     assert their_losses == pytest.approx(losses, rel=1e-9)

@@ -119,6 +119,10 @@ CONTROLLERS = {
         lambda: at.BiasTolerance(delta=0.5, k_max=12, lags=14, gauge=at.truncate.PaperGauge()),
         {"estimate_every": 30},
     ),
+    "recommended": (
+        lambda: at.Unbiased(12, 0.5, base=at.truncate.BestPace(k_max=8)),
+        {"losses": 3, "losses_per_k": 1.0, "estimate_every": 30},
+    ),
 }
 
 
@@ -136,7 +140,7 @@ def test_it_trains_as_the_plain_loop_does(control, lengths, resets):
     plain, losses = by_hand(twin, make(), [at.ChunkStream(data)], **options)
     assert_same(model, twin)
     assert run.global_step == len(losses) == sum(module.steps_per_batch)
-    assert module.tbptt.history == plain.history
+    assert repr(module.tbptt.history) == repr(plain.history)  # NaN differs from NaN
     assert module.tbptt.probed_steps == plain.probed_steps
     assert (control == "fixed") == (plain.probed_steps == 0)
     assert module.tbptt.trained_steps == 168

@@ -121,6 +121,16 @@ def test_a_stalled_loss_brings_estimates_back():
     assert rare == 4 * tbptt.steps_between_estimates(None)
 
 
+def test_a_resumed_loop_waits_as_long_as_one_that_was_not_stopped():
+    tbptt = at.AdaptiveTBPTT(nn.RNN(1, 2), F.mse_loss)
+    tbptt.history = [Estimate(i, 0, 0.5, 0.1, "KEPT", "") for i in range(3)]
+    tbptt._tally.trained = 1_000_000  # so many that news decide
+    at_once = tbptt.steps_between_estimates(None)
+    tbptt._tally.trained += 20_000
+    tbptt._tally.since_estimate += 20_000
+    assert tbptt.steps_between_estimates(None) == at_once == 50_000
+
+
 def test_a_loop_keeps_to_the_schedule():
     torch.manual_seed(0)
     stream = at.SequenceStream(torch.randn(10_000, 1, 1), torch.randn(10_000, 1, 2))
