@@ -17,7 +17,8 @@ from ..measure.sampling import Source, trained_parameters
 from ..model.objective import Objective
 from ..model.running import warm_up
 
-TURNS = 3  # of each contender; the fastest counts, the others were disturbed
+TURNS = 3  # of each contender, at least; the fastest counts, the others were disturbed
+SECONDS = 0.3  # arbitrary: small models take more turns, since a disturbance outlasts three of them
 
 
 def window_costs(source: Source, losses: int, contexts: Sequence[int]) -> NDArray[np.float64]:
@@ -41,11 +42,13 @@ def window_costs(source: Source, losses: int, contexts: Sequence[int]) -> NDArra
             start = source.warm_up_steps + longest - context
             state = warm_up(objective.recurrent, segment, start)
             windows[context] = segment.between(start, segment.steps), state
-        for turn in range(TURNS + 1):
+        turn, began = 0, time.monotonic()
+        while turn <= TURNS or time.monotonic() - began < SECONDS:
             for context in timed:
                 seconds = _time(objective, *windows[context], context)
                 if turn:  # the first warms up
                     best[context] = min(best[context], seconds)
+            turn += 1
     times = np.maximum.accumulate([best[c] for c in timed])
     return np.asarray(np.interp(contexts, timed, times / times[0]))
 
@@ -53,11 +56,12 @@ def window_costs(source: Source, losses: int, contexts: Sequence[int]) -> NDArra
 def _time(objective: Objective, window: Segment, state: State, context: int) -> float:
     parameters = list(trained_parameters(objective).values())
     device = objective.recurrent.device
-    # Processor time leaves out what other processes do. An accelerator runs asynchronously, so
-    # there the wall clock counts, once the device has finished.
+    # The time of this thread leaves out what other processes do, and the threads of BLAS, which wait
+    # busily after a product. An accelerator runs asynchronously, so there the wall clock counts,
+    # once the device has finished.
     accelerator = None if device.type == "cpu" else torch.get_device_module(device)
     wait = getattr(accelerator, "synchronize", lambda: None)
-    clock = time.process_time if accelerator is None else time.perf_counter
+    clock = time.thread_time if accelerator is None else time.perf_counter
     wait()
     began = clock()
     loss = window_forward(objective, window, state, context).loss
