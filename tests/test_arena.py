@@ -3,6 +3,7 @@
 import json
 import math
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -154,7 +155,7 @@ def test_a_run_ends_at_a_loss_or_goes_on_beyond_the_budget(task):
 
 def test_the_table_counts_pairs_and_puts_the_smallest_worst_regret_first(tmp_path):
     cells = {
-        "t": {
+        "copy": {
             "detach 10": {0: curve(4.0, 3.0, 2.0, 1.0, 0.5), 1: curve(4.0, 3.0, 2.0, 1.0, 0.5)},
             "detach 35": {0: curve(4.0, 3.5, 3.0, 2.5, 2.2), 1: curve(4.0, 3.5, 3.0, 2.5, 2.0)},
             "ours, 20": {0: curve(4.0, 2.0, 1.0, 0.5, 0.2), 1: curve(4.0, 2.0, 1.0, 0.5, 0.2)},
@@ -166,15 +167,21 @@ def test_the_table_counts_pairs_and_puts_the_smallest_worst_regret_first(tmp_pat
     assert (rows[2]["faster"], rows[2]["pairs"], rows[2]["p"]) == (2, 2, 0.5)
     assert rows[2]["worst"] == math.inf
     (tmp_path / "cells").mkdir()
-    for method, curves in cells["t"].items():
+    for method, curves in cells["copy"].items():
         for seed, found in curves.items():
-            held = {"task": "t", "method": method, "seed": seed, "curve": found}
+            held = {"task": "copy", "method": method, "seed": seed, "curve": found}
             (tmp_path / "cells" / f"{method}-{seed}.json").write_text(json.dumps(held))
     regret.write_table(tmp_path, 100)
     table = (tmp_path / "table.md").read_text()
     assert "| **ours, 20** | 0.50 | 0.50 | 0.50 |  |" in table
     assert "| detach 35 | never | never | never | 2 of 2 (p = 0.5) |" in table
     assert {p.name for p in tmp_path.glob("*.png")} == {"curves.png", "regret.png"}
+
+
+def test_what_lies_beyond_the_budget_or_below_solved_does_not_count():
+    task = replace(tasks.TASKS["copy"], budget=2.0, solved=0.5)
+    found = regret.counted(curve(3.0, 1.0, 0.1, 0.0, seconds=1.0), task)
+    assert found == [[0, 0, 3.0], [1, 1, 1.0], [2, 2, 0.5]]
 
 
 def test_pairs_are_compared_seed_by_seed(tmp_path):
