@@ -56,9 +56,9 @@ def window_costs(source: Source, losses: int, contexts: Sequence[int]) -> NDArra
 def _time(objective: Objective, window: Segment, state: State, context: int) -> float:
     parameters = list(trained_parameters(objective).values())
     device = objective.recurrent.device
-    # The time of this thread leaves out what other processes do, and the threads of BLAS, which wait
-    # busily after a product. An accelerator runs asynchronously, so there the wall clock counts,
-    # once the device has finished.
+    # The time of this thread leaves out what other processes do, and BLAS's other threads, which
+    # wait busily after a product. An accelerator runs asynchronously, so there the wall clock
+    # counts, once the device has finished.
     accelerator = None if device.type == "cpu" else torch.get_device_module(device)
     wait = getattr(accelerator, "synchronize", lambda: None)
     clock = time.thread_time if accelerator is None else time.perf_counter
