@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,15 +22,13 @@ from ..model.objective import CountLosses, Objective
 from ..model.recurrent import LossFn, Recurrent
 from ..truncate.controller import Controller, TruncationState
 from ..truncate.remedies import what_to_do
-from ..truncate.unbiased import Unbiased
-from .arguments import as_controller, check_losses, check_recompute
+from .arguments import as_controller, check_controller, check_losses, check_recompute
 from .carried_states import CarriedStates, start_state
 from .epoch import Windows
-from .estimates import Estimate
+from .estimates import Estimate, pack_history, unpack_history
 from .schedule import SoFar, check_schedule, count_confirmed, steps_between
 from .window import Span, Tally, Window
 
-FIELDS = fields(Estimate)
 LOOK_STEPS = 64  # arbitrary: enough to meet a mask or a sequence's end, cheap beside an epoch
 
 
@@ -129,16 +127,7 @@ class AdaptiveTBPTT:
             state_batch_dim=state_batch_dim,
         )
         self.controller, self._recommended = as_controller(controller), controller is None
-        if isinstance(self.controller, Unbiased) and (losses is None or not overlap):
-            raise ValueError(
-                "Unbiased draws a context for windows of a fixed length: pass the number of losses "
-                "they carry, such as losses=35, and leave overlap=True"
-            )
-        if self.controller.init().k == 0 and losses is None:
-            raise ValueError(
-                "with a truncation length of 0 a window has no context: pass the number of losses "
-                "it carries, such as losses=35"
-            )
+        check_controller(self.controller, losses, overlap)
         self.ranks = present_ranks() if ranks is None else ranks
         for module in self.objective.modules:
             self.ranks.begin(module)
@@ -302,8 +291,7 @@ class AdaptiveTBPTT:
         return {
             "control": self.truncation.to_dict(),
             "trajectory": self._carried.state_dict(self.ranks, self.recurrent),
-            # A list per field: there may be many estimates, and names for each would add up.
-            "history": {f.name: [getattr(e, f.name) for e in self.history] for f in FIELDS},
+            "history": pack_history(self.history),
             "trained_steps": self.trained_steps,
             "probed_steps": self.probed_steps,
             "since_estimate": self._tally.since_estimate,
@@ -316,11 +304,7 @@ class AdaptiveTBPTT:
         """Resume from a saved state; load that of the stream too."""
         self.truncation = TruncationState.from_dict(saved["control"])
         self._carried.load_state_dict(saved["trajectory"])
-        past = saved["history"]
-        if isinstance(past, dict):
-            self.history = [Estimate(*e) for e in zip(*(past[f.name] for f in FIELDS), strict=True)]
-        else:  # before, it was a list of dicts
-            self.history = [Estimate(**e) for e in past]
+        self.history = unpack_history(saved["history"])
         self._outcomes = {e.outcome for e in self.history}
         self._tally = Tally(saved["trained_steps"], saved["since_estimate"], tuple(saved["reach"]))
         if "trend" in saved:  # older checkpoints have none

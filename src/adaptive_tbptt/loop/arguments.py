@@ -72,3 +72,17 @@ def check_recompute(recompute: int | None) -> None:
         )
     if recompute < 1:
         raise ValueError(f"recompute must be at least 1 step, got {recompute}")
+
+
+def check_controller(controller: Controller, losses: int | None, overlap: bool) -> None:
+    """Refuse a controller whose windows need a number of losses that was not given."""
+    if isinstance(controller, Unbiased) and (losses is None or not overlap):
+        raise ValueError(
+            "Unbiased draws a context for windows of a fixed length: pass the number of losses "
+            "they carry, such as losses=35, and leave overlap=True"
+        )
+    if controller.init().k == 0 and losses is None:
+        raise ValueError(
+            "with a truncation length of 0 a window has no context: pass the number of losses "
+            "it carries, such as losses=35"
+        )

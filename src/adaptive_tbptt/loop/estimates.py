@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from ..truncate.controller import TruncationState
 
@@ -41,3 +42,18 @@ class Estimate:
             outcome=decision.outcome.name,
             message=decision.message,
         )
+
+
+NAMES = [field.name for field in fields(Estimate)]
+
+
+def pack_history(history: list[Estimate]) -> dict[str, list[Any]]:
+    """Return a list per field: there may be many estimates, and names for each would add up."""
+    return {name: [getattr(estimate, name) for estimate in history] for name in NAMES}
+
+
+def unpack_history(saved: Any) -> list[Estimate]:
+    """Undo `pack_history`; old checkpoints hold a list of dicts."""
+    if not isinstance(saved, dict):
+        return [Estimate(**estimate) for estimate in saved]
+    return [Estimate(*values) for values in zip(*(saved[name] for name in NAMES), strict=True)]
