@@ -10,6 +10,8 @@ from torch.utils.data import Dataset
 
 import adaptive_tbptt as at
 from adaptive_tbptt.data import map_leaves
+from adaptive_tbptt.data import sequences as laid_out
+from adaptive_tbptt.data.nest import leaves
 
 LENGTHS = 5, 2, 7, 3, 3
 
@@ -47,6 +49,36 @@ def content(stream):
             parts[-1].append(value)
         found.append(parts)
     return found
+
+
+@pytest.mark.parametrize("lengths", [(8, 8, 7), (9, 6, 4, 4, 3)])
+def test_a_window_of_sequences_in_a_fixed_order_is_a_view_with_the_same_content(
+    lengths, monkeypatch
+):
+    once = at.SequenceStream.from_sequences(some(lengths), rows=3)
+    monkeypatch.setattr(laid_out, "PADDED", 0.0)
+    gathered = at.SequenceStream.from_sequences(some(lengths), rows=3)
+    a, b = once.segment(0, 2).inputs, once.segment(1, 4).inputs
+    assert a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+    c, d = gathered.segment(0, 2).inputs, gathered.segment(1, 4).inputs
+    assert c.untyped_storage().data_ptr() != d.untyped_storage().data_ptr()
+    full = min(sum(lengths) // 3, once.length - 1)  # padding begins about here
+    pairs = [(0, 2), (full - 1, once.length), (full, once.length), (0, once.length)]
+    parts = [(once.segment(*p), gathered.segment(*p)) for p in pairs]
+    for seed in range(5):
+        seeds = [torch.Generator().manual_seed(seed) for _ in range(2)]
+        parts.append((once.random_segment(3, seeds[0]), gathered.random_segment(3, seeds[1])))
+    assert any(ours.present is not None for ours, _ in parts)
+    for ours, theirs in parts:
+        assert (ours.present is None) == (theirs.present is None)
+        for x, y in zip(leaves(ours), leaves(theirs), strict=True):
+            assert torch.equal(x, y)
+
+
+def test_static_inputs_are_not_repeated_in_memory():
+    stream = at.SequenceStream.from_sequences(some(static=True), rows=2)
+    a, b = stream.segment(0, 2).inputs, stream.segment(1, 3).inputs
+    assert a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr()
 
 
 def test_rows_hold_whole_sequences_between_resets():

@@ -90,7 +90,12 @@ def test_a_k_beyond_a_short_measurement_counts_as_the_longest_measured_one():
     assert choose(curve([1.0, 0.0, 0.0, 0.0]), 0, 128, k_now=128).k == 0
     assert choose(curve([0.0, 0.0, 0.0, 1.0]), 0, 128, k_now=128).k == 16
     # Noise hides the gradient: nothing speaks against the k in use, however far it reaches.
-    assert choose(curve([1.0, 0.0, 0.0, 0.0], noise=HIDING), 0, 128, k_now=128).k == 128
+    hidden = curve([1.0, 0.0, 0.0, 0.0], noise=HIDING)
+    assert choose(hidden, 0, 128, k_now=128).k == 128
+    assert choose(hidden, 0, 128, k_now=128, stalled=True).k == 128
+    # But nothing speaks for a longer one than was measured either.
+    assert choose(hidden, 0, 128, k_now=None).k == 16
+    assert choose(hidden, 0, 128, k_now=0, stalled=True).k == 16
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,23 @@ def test_a_stalled_loss_brings_estimates_back():
     assert rare == 4 * tbptt.steps_between_estimates(None)
 
 
+def test_a_loss_that_stalls_is_heard_at_once_also_after_a_resume():
+    """A wait that was found before the loss stalled must not outlast it by a window."""
+    torch.manual_seed(0)
+    stream = at.SequenceStream(torch.randn(100, 1, 1), torch.randn(100, 1, 2))
+    tbptt = at.AdaptiveTBPTT(nn.RNN(1, 2), F.mse_loss)
+    tbptt.history = [Estimate(i, 0, 0.5, 0.1, "BEST_PACE", "") for i in range(3)]
+    rare = tbptt.steps_between_estimates(100)
+    tbptt._tally.since_estimate = rare - 1
+    assert not tbptt._estimate_is_due(stream)
+    tbptt._tally.trend.stalled = True
+    assert tbptt._estimate_is_due(stream)
+    tbptt._tally.trend.stalled = False
+    assert not tbptt._estimate_is_due(stream)
+    tbptt.estimate_every = 7  # as Lightning sets it in the middle of an epoch
+    assert tbptt._estimate_is_due(stream)
+
+
 def test_a_resumed_loop_waits_as_long_as_one_that_was_not_stopped():
     tbptt = at.AdaptiveTBPTT(nn.RNN(1, 2), F.mse_loss)
     tbptt.history = [Estimate(i, 0, 0.5, 0.1, "KEPT", "") for i in range(3)]

@@ -30,11 +30,14 @@ class Sequences(NamedTuple):
     lengths: list[int]
 
 
+PADDED = 1.1  # arbitrary: more padding than that is not worth its memory
+
+
 class LaidOut:
     """Sequences in rows, in the order of one epoch.
 
-    If every epoch has another order, steps are gathered when they are read. Otherwise all are
-    gathered once, so that a window is a view.
+    Steps are gathered when they are read. If every epoch has the same order, no static inputs and
+    hardly any padding, all are gathered once, so that a window is a view.
 
     Args:
         data: the sequences.
@@ -69,12 +72,13 @@ class LaidOut:
         present = self._layout.present
         self._full = self.steps if present is None else int(present.all(dim=1).sum())
         self._once: tuple[Nest, Nest] | None = None
-        if seed is None:
+        dense = PADDED * sum(data.lengths) >= self.steps * rows
+        if seed is None and data.static is None and dense:
             self._once, self._data = self._gathered(slice(None)), None
 
     def of_epoch(self, epoch: int) -> LaidOut:
         """Return the same sequences in the order of another epoch."""
-        if self._data is None or epoch == self.epoch:
+        if self.seed is None or self._data is None or epoch == self.epoch:
             return self
         once = self._static_once
         return LaidOut(self._data, self.rows, seed=self.seed, epoch=epoch, static_once=once)

@@ -22,7 +22,9 @@ from .unbiased_norms import chance, ratio_limits, squared_means, student_quantil
 
 Array = NDArray[np.float64]
 
-FEW = 64  # coordinates; for 8 groups of 7 levels, OpenBLAS stays on one thread up to about 300
+# OpenBLAS stays on one thread for the 8 groups of 9 levels of an estimate while training, 64
+# coordinates at a time. More rows would wake its threads anyway, and then large pieces are faster.
+ROWS, FEW, MANY = 80, 64, 4096
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,9 @@ class LevelCurve:
         estimate: `(levels,)`, the relative bias; NaN if noise hides the gradient.
         low: `(levels,)`, lower limits.
         high: `(levels,)`, upper limits; infinite if noise hides the gradient.
-        single: `(levels,)`, what the gradient of a single window misses, relative to its norm: a
-            ratio of root mean squares over the groups. Noise is part of it, so it is known even if
-            noise hides the mean gradient.
+        single: `(levels,)`, what the gradient of a single group misses, relative to its norm: a
+            ratio of root mean squares over the groups. In training a group is one window of every
+            row. Noise is part of it, so it is known even if noise hides the mean gradient.
         tail: relative bias that is left beyond the longest context, extrapolated from the last two
             levels; infinite if they do not decay, 0 if noise hides the last one.
         beta: decay per step over the last two levels; NaN if unknown.
@@ -245,13 +247,14 @@ def _products(vectors: NDArray[np.float32]) -> Array:
     """Return `(levels, levels, groups, groups)`: inner products of all levels of all groups.
 
     In float64, a few coordinates at a time: a copy of all vectors would take twice their memory.
-    For larger products BLAS wakes its other threads. These wait busily for about 50 ms afterwards,
-    and so take far more processor time than the product itself.
+    For large products BLAS wakes its other threads. These wait busily for about 50 ms afterwards,
+    and so take far more processor time than a small product itself.
     """
     groups, levels, size = vectors.shape
     flat = vectors.reshape(groups * levels, size)
     total = np.zeros((groups * levels, groups * levels))
-    for start in range(0, size, FEW):
-        part = flat[:, start : start + FEW].astype(np.float64)
+    piece = FEW if len(flat) <= ROWS else MANY
+    for start in range(0, size, piece):
+        part = flat[:, start : start + piece].astype(np.float64)
         total += part @ part.T
     return total.reshape(groups, levels, groups, levels).transpose(1, 3, 0, 2)

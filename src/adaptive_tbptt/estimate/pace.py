@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .level_bias import LevelCurve
-from .level_sums import levels_up_to
 from .truncation import Outcome, TruncationDecision
 
 CLEARLY = 1.1  # arbitrary: how much better another context must be, so that noise does not move k
@@ -27,7 +26,7 @@ CLEARLY = 1.1  # arbitrary: how much better another context must be, so that noi
 def paces(curve: LevelCurve) -> NDArray[np.float64]:
     """Return the pace of every context.
 
-    If noise hides the mean gradient, what single windows miss stands in for its bias.
+    If noise hides the mean gradient, what single groups of windows miss stands in for its bias.
     """
     gained = 1.0 - np.clip(curve.single if curve.hidden else curve.estimate, 0.0, 1.0)
     return gained * curve.losses / (curve.losses + np.array(curve.contexts, float))
@@ -54,9 +53,9 @@ def choose_pace(curve: LevelCurve, limits: PaceLimits) -> TruncationDecision:
     """Return the context with the best pace; the k in use stays if no other is clearly better.
 
     If noise hides the gradient, k does not fall: a shorter context may lose what noise hides. It
-    grows if single windows miss so much that a longer context has clearly the better pace. If
-    nothing was measured before, k is k_max. If the loss has stalled, k at least doubles, since
-    nothing is gained at the present k.
+    grows if single groups miss so much that a longer context has clearly the better pace. If
+    nothing was measured before, k is the longest measured context. If the loss has stalled, k at
+    least doubles, since nothing is gained at the present k.
     """
     inside = [c for c in curve.contexts if limits.k_min <= c <= limits.k_max]
     found = dict(zip(curve.contexts, paces(curve), strict=True))
@@ -66,10 +65,10 @@ def choose_pace(curve: LevelCurve, limits: PaceLimits) -> TruncationDecision:
     if now is not None and found[k] <= CLEARLY * found[now]:
         k = now
     if curve.hidden:
-        k = limits.k_max if limits.k_now is None else max(k, limits.k_now)
+        longest = inside[-1]
+        k = longest if limits.k_now is None else max(k, limits.k_now)
         if limits.stalled:
-            further = levels_up_to(limits.k_max)
-            k = next((c for c in further if c >= max(2 * k, curve.losses)), limits.k_max)
+            k = max(k, next((c for c in inside if c >= max(2 * k, curve.losses)), longest))
         outcome = Outcome.KEPT
         message = f"noise hides the gradient of {curve.samples} losses; using k={k}"
     else:

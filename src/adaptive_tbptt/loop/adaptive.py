@@ -140,7 +140,9 @@ class AdaptiveTBPTT:
         self.evidence: Evidence | None = None
         self.probed_steps = 0
         self._tally, self._carried = Tally(), CarriedStates()
-        self._wait: int | None = None  # steps from the last estimate to the next; None to find out
+        # Steps from the last estimate to the next, and whether the loss was stalled when they were
+        # found; None to find out.
+        self._wait: tuple[int, bool | None] | None = None
         self._plan, self._prepared = ProbePlan(), False
         self._stream: weakref.ref[Stream] | None = None
         self._generator = torch.Generator().manual_seed(seed)
@@ -357,7 +359,6 @@ class AdaptiveTBPTT:
         """The state of the controller, with what the loop has seen of the loss."""
         if self.truncation.stalled is not self._tally.trend.stalled:
             self.truncation = replace(self.truncation, stalled=self._tally.trend.stalled)
-            self._wait = None
         return self.truncation
 
     def _next_span(self, stream: Stream) -> Span:
@@ -379,10 +380,13 @@ class AdaptiveTBPTT:
     def _estimate_is_due(self, stream: Stream) -> bool:
         if self.truncation.k is None:
             return True
-        if self._wait is None:  # most windows need not ask again
+        since, stalled = self._tally.since_estimate, self._tally.trend.stalled
+        if self.estimate_every is not None:
+            return since >= self.estimate_every
+        if self._wait is None or self._wait[1] is not stalled:  # most windows need not ask again
             length = None if stream.length is None else stream.length - stream.burn_in
-            self._wait = self.estimate_every or self.steps_between_estimates(length)
-        return self._tally.since_estimate >= (self.estimate_every or self._wait)
+            self._wait = self.steps_between_estimates(length), stalled
+        return since >= self._wait[0]
 
     def steps_between_estimates(self, epoch: int | None) -> int:
         """Return the steps from one estimate to the next.

@@ -35,7 +35,7 @@ class SoFar(NamedTuple):
 def count_confirmed(history: Sequence[Estimate]) -> int:
     """Count the newest estimates in a row that found the K in use to have the best pace.
 
-    No more than `STEADY` are looked at, because every window asks.
+    It stops at `STEADY`: the wait doubles no more often.
     """
     newest = history[-STEADY - 1 :]
     count = 0

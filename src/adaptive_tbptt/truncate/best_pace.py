@@ -32,9 +32,10 @@ class BestPace(Controller):
     small now but would grow if it were followed, as on the plateau of the copy task, does not
     count. `Unbiased(base=BestPace())` keeps such lags on average.
 
-    If noise hides the gradient, k does not fall. It grows if single windows miss so much that a
-    longer context has clearly the better pace. At the first estimate k is then k_max. If the
-    training loss has stalled as well, k at least doubles.
+    If noise hides the gradient, k does not fall. It grows if the gradients of single windows, all
+    rows together, miss so much that a longer context has clearly the better pace. At the first
+    estimate k is then the longest measured context. If the training loss has stalled as well, k at
+    least doubles.
 
     The bias is that of windows with `losses` losses, even if `losses_per_k` makes them carry more.
 
