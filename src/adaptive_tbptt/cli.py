@@ -194,7 +194,11 @@ def check_bias(
     ] = None,
     delta: Annotated[
         float | None,
-        typer.Option(help="Relative bias that you tolerate.", show_default="the run's own"),
+        typer.Option(
+            help="Relative bias that you tolerate; without a run, or for a run with a fixed K, give "
+            "one.",
+            show_default="the run's own",
+        ),
     ] = None,
     losses: Annotated[
         int | None,

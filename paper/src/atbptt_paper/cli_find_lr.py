@@ -105,7 +105,7 @@ def find_lr(
     )
     if best is trials[-1]:
         OUT.print("no larger rate was tried: raise --highest", highlight=False)
-    elif best is trials[0] and rule == "loss":
+    if best is trials[0] and rule == "loss":
         OUT.print("no smaller rate was tried: lower --lowest", highlight=False)
 
 

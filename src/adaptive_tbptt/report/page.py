@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from .._version import __version__
 from ..errors import DamagedFileError
 from ..train.files import write_text
-from ..train.provenance import version
 from .asked_chart import asked_chart
 from .charts import legend, short
 from .decay_chart import decay_chart
@@ -85,7 +85,7 @@ def render(runs: Sequence[Run]) -> str:
         differences=differences(runs) if len(runs) > 1 else None,
         configuration=configuration(runs),
         machines=machines(runs),
-        version=version(),
+        version=__version__,
         style=_resource("page.css"),
         script=_resource("page.js"),
         plotly=get_plotlyjs(),

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import torch
 
-from .._version import __version__
-
 
 def origin() -> dict[str, str]:
     """Return the machine, the versions and the commit, by name."""
@@ -21,11 +19,6 @@ def origin() -> dict[str, str]:
         "torch": torch.__version__,
         "commit": commit(),
     }
-
-
-def version() -> str:
-    """Return the version of this package."""
-    return __version__
 
 
 def _processor() -> str:

@@ -11,11 +11,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from .._version import __version__
 from ..errors import CheckpointError, TrainingError
 from . import checkpoint
 from .files import append_line
 from .loggers import JsonlLogger, Logger, Metrics, TensorBoardLogger
-from .provenance import origin, version
+from .provenance import origin
 
 try:
     import fcntl
@@ -148,7 +149,7 @@ class RunFolder:
         if self.path is None:
             return
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        start = json.dumps({"time": now, **origin(), "adaptive-tbptt": version()})
+        start = json.dumps({"time": now, **origin(), "adaptive-tbptt": __version__})
         with self._writing():
             append_line(self.path / "starts.jsonl", start)
             self._metrics = JsonlLogger(self.path / "metrics.jsonl", keep, known)
