@@ -195,8 +195,7 @@ def check_bias(
     delta: Annotated[
         float | None,
         typer.Option(
-            help="Relative bias that you tolerate; without a run, or for a run with a fixed K, give "
-            "one.",
+            help="Relative bias that you tolerate; without a run, or if its K was fixed, give one.",
             show_default="the run's own",
         ),
     ] = None,
