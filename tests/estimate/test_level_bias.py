@@ -399,7 +399,7 @@ class TestSums:
 
     def test_vectors_belong_to_contexts_from_zero_on(self):
         for contexts in ((0, 1), (1, 2, 3)):
-            with pytest.raises(ValueError, match="a vector per context, from 0 on"):
+            with pytest.raises(ValueError, match="contexts that begin with 0"):
                 LevelSums(contexts, np.zeros((4, 3, 2), np.float32), np.ones(4), 1)
 
 

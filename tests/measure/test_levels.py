@@ -432,7 +432,7 @@ def test_contexts_ascend_from_zero(contexts):
 
 def test_a_context_must_leave_a_loss():
     objective, segment, parameters = case("gru")
-    with pytest.raises(ValueError, match="13 steps leave no loss after a context of 13"):
+    with pytest.raises(ValueError, match="13 steps leaves no loss after 13 steps"):
         level_gradients(objective, segment, None, (0, 13), parameters)
 
 

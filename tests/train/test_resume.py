@@ -375,7 +375,7 @@ def test_a_new_learning_rate_and_other_data_are_said(tmp_path):
         again.fit(train, valid, epochs=2, resume=True)
     texts = [str(warning.message) for warning in said]
     assert len(texts) == 2
-    assert "last.safetensors holds them; new options have no effect" in texts[0]
+    assert "last.safetensors; new options have no effect" in texts[0]
     assert "lr was given as 0.05, now as 0.5" in texts[0]
     assert "the data differ from those that the run was saved with" in texts[1]
     build(tmp_path).fit(train, valid, epochs=3, resume=True)  # the same again: nothing to say

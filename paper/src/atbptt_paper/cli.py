@@ -196,8 +196,8 @@ def findings(
     chosen, cells = experiment(name), read_cells(folder)
     if not cells:
         raise ValueError(
-            f"no finished cells under {folder / 'cells'}: run this where results/ lies, such as in "
-            "paper/, or give --results"
+            f"no finished cells under {folder / 'cells'}: run this in the folder that holds "
+            "results/, such as paper/, or pass --results"
         )
     refuse_foreign(chosen, cells, chosen.presets)
     for finding in check_findings(chosen, cells):

@@ -66,7 +66,7 @@ class ChunkStream(Stream):
         iterator = self._source() if callable(self._source) else iter(self._source)
         if iterator is self._source and self._begun:
             raise ValueError(
-                "the source of this stream can be read once only; for several epochs pass a "
+                "the source of this stream can be read only once: for several epochs pass a "
                 "list, a DataLoader, or a function that returns an iterator"
             )
         self._iterator, self._begun, self._stale = iterator, True, False
@@ -115,7 +115,8 @@ class ChunkStream(Stream):
         if self._held and part.rows != self._held[0].rows:
             raise ValueError(
                 f"the chunk at step {self._end} has {part.rows} rows, those before it "
-                f"{self._held[0].rows}: every chunk continues the same rows (drop_last=True?)"
+                f"{self._held[0].rows}: every chunk continues the same rows. If a DataLoader's "
+                "last batch is smaller, pass drop_last=True"
             )
         self._held.append(part)
         return True
@@ -132,7 +133,7 @@ class ChunkStream(Stream):
         self._renew()
         if start < self._first or stop > self._end:
             raise ValueError(
-                f"steps {start} to {stop} are not held, only {self._first} to {self._end}"
+                f"the stream holds only steps {self._first} to {self._end}, not {start} to {stop}"
             )
         parts, at = [], self._first
         for part in self._held:

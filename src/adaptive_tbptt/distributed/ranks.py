@@ -107,7 +107,7 @@ class Ranks(ABC):
         trained = [p for p in parameters if p.requires_grad]
         if any(p.grad is not None and p.grad.is_sparse for p in trained):
             raise ValueError(
-                "a sparse gradient cannot be averaged over processes: nn.Embedding(sparse=False)"
+                "sparse gradients cannot be averaged over processes: use nn.Embedding(sparse=False)"
             )
         present = [float(p.grad is not None) for p in trained]
         total, whole, *seen = self.total([weight * float(loss), weight, *present])

@@ -50,7 +50,7 @@ class BiasCurve:
     def relative_at(self, k: int) -> float:
         """Return Delta(k) for any k; beyond the measured lags it follows the fitted decay."""
         if k < 0:
-            raise ValueError(f"k is a number of lags, got {k}")
+            raise ValueError(f"k must not be negative, got {k}: it counts lags")
         beyond = max(k - self.lags, 0)
         log_value = float(self.log_relative[min(k, self.lags)])
         if beyond and math.isfinite(log_value):

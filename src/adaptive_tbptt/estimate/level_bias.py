@@ -83,7 +83,7 @@ class LevelCurve:
     def at(self, k: int) -> int:
         """Return the index of the longest context that is at most k."""
         if k < 0:
-            raise ValueError(f"k is a number of steps, got {k}")
+            raise ValueError(f"k must not be negative, got {k}: it counts steps")
         return int(np.searchsorted(self.contexts, k, side="right")) - 1
 
     def relative_at(self, k: int) -> float:

@@ -48,7 +48,7 @@ class LevelSums:
     def __post_init__(self) -> None:
         levels = self.vectors.shape[1]
         if levels != len(self.contexts) or self.contexts[0] != 0:
-            raise ValueError(f"expected a vector per context, from 0 on, got {self.contexts}")
+            raise ValueError(f"expected {levels} contexts that begin with 0, got {self.contexts}")
 
     @property
     def lags(self) -> int:

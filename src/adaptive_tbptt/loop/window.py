@@ -130,7 +130,7 @@ class Window:
 
     def _run(self) -> WindowPass:
         if self.weight is not None:
-            raise RuntimeError("a window is run once: the carried state has moved on")
+            raise RuntimeError("a window runs only once: the carried state has moved on")
         recurrent = self._objective.recurrent
         self._stream.available(self.stop)  # an evaluation in between may have let go of it
         state = self._carried.at(self.start, recurrent, self._stream)
@@ -211,7 +211,7 @@ class Window:
         `backward` calls it. Call it yourself after `loss().backward()`, if several processes train.
         """
         if self.weight is None:
-            raise RuntimeError("run the window's backward pass before average")
+            raise RuntimeError("call loss().backward() of this window before average")
         loss = loss.detach()
         if self._ranks.count > 1:
             parameters = self._objective.parameters

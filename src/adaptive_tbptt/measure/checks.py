@@ -62,9 +62,9 @@ def check_reached(profile: LagProfile, alive: NDArray[np.bool_]) -> None:
     """
     if alive.any() and not profile.state_norms[1, alive].any():
         raise ValueError(
-            f"{NOT_REACHED}. A readout that starts at zero has this effect: train a few steps "
-            "first. A kernel that drops the gradient of the state passed to it has it too, and "
-            "would make every truncation length look safe"
+            f"{NOT_REACHED}. If the readout starts at zero, train a few steps first. Or a kernel "
+            "drops the gradient of the state passed to it: then every truncation length would "
+            "look safe"
         )
 
 

@@ -89,7 +89,9 @@ def level_gradients(
     contexts = check_contexts(contexts)
     lags = contexts[-1]
     if segment.steps <= lags:
-        raise ValueError(f"{segment.steps} steps leave no loss after a context of {lags}")
+        raise ValueError(
+            f"a segment of {segment.steps} steps leaves no loss after {lags} steps of context"
+        )
     recurrent = objective.recurrent
 
     def run(part: Segment, state: State) -> _Part:

@@ -254,9 +254,9 @@ class LevelRequest:
             reached = source.processes.total([float(reached)])[0] > 0
         if not reached and self.lags:
             raise ValueError(
-                f"{NOT_REACHED}, in any of {self.segments} segments. A readout that starts at zero "
-                "has this effect: train a few steps first. A kernel that drops the gradient of the "
-                "state passed to it has it too, and would make every context look useless"
+                f"{NOT_REACHED}, in any of {self.segments} segments. If the readout starts at "
+                "zero, train a few steps first. Or a kernel drops the gradient of the state passed "
+                "to it: then every context would look useless"
             )
         names = tuple(name.partition(".")[2] for name in unreached)
         return LevelSums(self.contexts, vectors, counts, self.losses, names)

@@ -288,7 +288,7 @@ def _last_step_is_not_scored(objective: Objective, segment: Segment) -> Finding 
         return None
     return Finding(
         "the loss does not depend on the inputs of a window's last step, so every window loses "
-        "one loss: does the model shift its labels? Shift the targets in the stream instead"
+        "one loss. If the model shifts its labels inside, shift the targets in the stream instead"
     )
 
 

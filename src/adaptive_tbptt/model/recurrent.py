@@ -332,5 +332,8 @@ def as_recurrent(
     if batch_first not in (None, model.batch_first) or (
         state_batch_dim not in (None, model.state_batch_dim) or state_in is not None
     ):
-        raise ValueError("the model is wrapped already, with another layout")
+        raise ValueError(
+            "the model is wrapped already, with another layout: pass the layout only once, to "
+            "as_recurrent"
+        )
     return model

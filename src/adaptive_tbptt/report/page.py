@@ -37,8 +37,8 @@ def write_run_report(folders: Sequence[Path], out: Path | None = None) -> Path:
         where = ", ".join(map(str, folders))
         raise DamagedFileError(
             "a value in metrics.jsonl, check_bias.jsonl, starts.jsonl or config.toml of "
-            f"{where} is not what a run writes ({type(error).__name__}: {error}): mend the file, "
-            "or leave that run out"
+            f"{where} is not what a run writes ({type(error).__name__}: {error}): repair the "
+            "file, or leave that run out"
         ) from error
     try:
         write_text(path, page)

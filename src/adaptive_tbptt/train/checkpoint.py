@@ -97,8 +97,8 @@ def load(path: str | Path) -> Any:
         raise CheckpointError(f"cannot read {path}: {error}") from error
     except Exception as error:  # what a damaged file raises depends on where the damage is
         raise CheckpointError(
-            f"{path} is damaged ({error}): put a copy back in its place, or train anew in another "
-            "folder. A resumed run writes best.safetensors again"
+            f"{path} is damaged ({error}): put a copy back in its place, or train again in "
+            "another folder. A resumed run writes best.safetensors again"
         ) from error
 
 

@@ -66,7 +66,7 @@ def each_row(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if bad:
-                raise DamagedFileError(f"line {bad} of {path} is not JSON: remove or mend it")
+                raise DamagedFileError(f"line {bad} of {path} is not JSON: remove or repair it")
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError):  # no JSON, or no text
@@ -74,7 +74,7 @@ def each_row(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             if not isinstance(row, dict):
                 raise DamagedFileError(
-                    f"line {number} of {path} is not a JSON object: remove or mend it"
+                    f"line {number} of {path} is not a JSON object: remove or repair it"
                 )
             yield row
 
@@ -97,4 +97,4 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except ValueError as error:
-        raise DamagedFileError(f"{path} cannot be read: {error}. Mend the file") from None
+        raise DamagedFileError(f"{path} cannot be read: {error}. Repair the file") from None

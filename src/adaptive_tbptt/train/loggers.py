@@ -85,8 +85,8 @@ def _restored(path: Path, lines: list[str], keep: int, known: Sequence[Metrics])
     lost = keep - len(rows)
     warnings.warn(
         f"{path} has {len(lines)} of the {keep} lines that its checkpoint counts: restored "
-        f"{len(missing)} from the checkpoint, which knows of an estimate only K, beta, the bias "
-        f"and the outcome{f'; {lost} are lost' if lost > 0 else ''}",
+        f"{len(missing)} from the checkpoint, which holds only K, beta, the bias and the outcome "
+        f"of an estimate{f'; {lost} are lost' if lost > 0 else ''}",
         stacklevel=2,
     )
     return [line for _, line in rows]

@@ -232,7 +232,7 @@ class Trainer:
         except (KeyError, IndexError, AttributeError, TypeError) as error:
             raise CheckpointError(
                 f"{source} does not hold a whole run ({type(error).__name__}: {error}): put a copy "
-                "back in its place, or train anew in another folder"
+                "back in its place, or train again in another folder"
             ) from error
         if self.best_weights:  # the file may be missing or damaged
             self.folder.save("best", self.best_weights[0])

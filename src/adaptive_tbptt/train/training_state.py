@@ -117,8 +117,8 @@ def _warn_of_other_options(
         trainer.given = given
     if changed and trainer.ranks.leads:
         warnings.warn(
-            f"the optimiser and its scheduler go on as {source} holds them; new options have no "
-            f"effect: {'; '.join(dict.fromkeys(changed))}. To change them in the middle of a run, "
+            f"the optimiser and its scheduler continue from {source}; new options have no effect: "
+            f"{'; '.join(dict.fromkeys(changed))}. To change them in the middle of a run, "
             "set optimizer.param_groups in a callback",
             UserWarning,
             stacklevel=2,

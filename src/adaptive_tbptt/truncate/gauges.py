@@ -192,7 +192,9 @@ class MeasuredGauge(Gauge):
 
 def _profile(evidence: Evidence) -> LagProfile:
     if not isinstance(evidence, LagProfile):
-        raise TypeError("this gauge reads a lag profile, from probe; got gradients by level")
+        raise TypeError(
+            "this gauge reads a lag profile, as probe returns it; got gradients by level"
+        )
     return evidence
 
 

@@ -14,7 +14,7 @@ _REMEDIES = {
     ),
     Outcome.NO_BOUND: "measure more lags, or measure the bias itself with MeasuredGauge",
     Outcome.HELD_BACK: "",  # the user's wrapper does this on purpose
-    Outcome.UNRESOLVED: "give more rows or a larger ProbeBudget, or wait: evidence adds up",
+    Outcome.UNRESOLVED: "use more rows or a larger ProbeBudget; later estimates also add evidence",
 }
 
 

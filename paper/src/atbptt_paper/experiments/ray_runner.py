@@ -199,5 +199,5 @@ def _check_reachable(address: str, patience: float) -> None:
     except OSError as error:
         raise ConnectionError(
             f"no Ray cluster answers at {address} ({error}): `ray start --head` on its first "
-            "machine says the address"
+            "machine prints the address"
         ) from error

@@ -57,8 +57,8 @@ def command_of(experiment: Experiment, preset: str, cells: list[dict[str, Any]])
         ]
         if differing:
             raise ValueError(
-                f"the cells were made with different configurations ({'; '.join(differing)}): "
-                "they are no table"
+                f"the cells were made with different configurations ({'; '.join(differing)}), "
+                "so they do not form a table"
             )
     refuse_foreign(experiment, cells, [preset])
     base, _ = experiment.presets[preset]

@@ -64,7 +64,7 @@ class CopyConfig(PerplexityConfig):
             largest = max(int(part.max()) for split in arrays.values() for part in split)
             if largest > self.data_symbols + 1:
                 raise ValueError(
-                    f"{self.data} holds the symbol {largest}: with blank and marker that takes "
+                    f"{self.data} holds the symbol {largest}: with blank and marker, that needs "
                     f"--data-symbols {largest - 1}, got {self.data_symbols}"
                 )
             return {name: copy_stream(s) for name, s in arrays.items()}

@@ -173,7 +173,7 @@ def _check_counts(
             raise ValueError(
                 f"the {split} split of {dataset} has {found:,} tokens, {expected:,} are expected. "
                 f"The data set comes from {source.origin}. --partial uses it as it is; say so "
-                "beside any number from it"
+                "beside every number that you report from it"
             )
 
 
@@ -203,8 +203,8 @@ def _encode(
             os.replace(partial, place)
     except OSError as error:
         raise OSError(
-            f"cannot encode the text into the cache {place.parent}: {error}. Nothing was kept "
-            "of it; free some space, or choose another cache"
+            f"cannot encode the text into the cache {place.parent}: {error}. Nothing was kept; "
+            "free some space, or choose another cache"
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
