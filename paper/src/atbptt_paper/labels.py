@@ -36,12 +36,14 @@ def label_ends(
         seen = np.flatnonzero(np.isfinite(y))
         if len(seen):
             inside = np.clip(y[seen[-1]], *sorted(axes.get_ylim()))
-            ends[name] = (x[seen[-1]], inside)
+            level = not line.get_transform().contains_branch(axes.transData)  # axhline: x in 0..1
+            ends[name] = (axes.get_xlim()[1] if level else x[seen[-1]], inside)
     order = sorted(ends, key=lambda name: _height(axes, *ends[name]))
     figure = axes.get_figure(root=True)
     assert figure is not None
     figure.draw_without_rendering()  # lays out, so that heights are known
-    gap = 1.3 * size / 72.0 * figure.dpi / axes.get_window_extent().height
+    rows = max((name.count("\n") + 1 for name in order), default=1)
+    gap = 1.3 * rows * size / 72.0 * figure.dpi / axes.get_window_extent().height
     heights = spread([_height(axes, *ends[name]) for name in order], gap)
     for name, height in zip(order, heights, strict=True):
         colour = lines[name].get_color()
