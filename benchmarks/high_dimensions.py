@@ -19,7 +19,7 @@ import torch
 from matplotlib.figure import Figure
 
 import adaptive_tbptt as at
-from adaptive_tbptt.diagnosis.palette import BLUE, GREEN, ORANGE, PURPLE
+from adaptive_tbptt.diagnosis.palette import BLUE, VERMILION
 from adaptive_tbptt.train import origin
 from atbptt_paper.experiments.run import make_optimizer
 from atbptt_paper.tasks.language_task import PRESETS, LanguageConfig
@@ -121,21 +121,39 @@ def table(runs: dict[str, Any]) -> str:
 
 
 def draw(runs: dict[str, Any], path: Path) -> None:
-    """Draw the measured bias against context, with its interval, one line per setting."""
-    figure = Figure(figsize=(8.6, 3.8), layout="constrained")
-    for axes, losses in zip(figure.subplots(1, 2, sharey=True), LOSSES, strict=True):
-        for (name, found), colour in zip(runs.items(), (BLUE, ORANGE, GREEN, PURPLE), strict=True):
-            curve = found[f"levels, {losses}"]
-            axes.plot(curve["contexts"][:-1], curve["bias"][:-1], color=colour, label=name)
-            limits = curve["low"][:-1], curve["high"][:-1]
-            axes.fill_between(curve["contexts"][:-1], *limits, color=colour, alpha=0.15, lw=0)
+    """Draw the measured bias against context, with its interval, one panel per setting."""
+    figure = Figure(figsize=(8.8, 3.6), layout="constrained")
+    panels = figure.subplots(1, len(runs), sharex=True, sharey=True)
+    for axes, (name, found) in zip(panels, runs.items(), strict=True):
+        for losses, colour, style in zip(LOSSES, (BLUE, VERMILION), ("-", "--"), strict=True):
+            found_here = found[f"levels, {losses}"]
+            curve = {k: found_here[k][:-1] for k in ("contexts", "bias", "low", "high")}
+            label = f"windows of\n{losses} losses" if losses > 1 else "single losses"
+            axes.plot(curve["contexts"], curve["bias"], color=colour, ls=style, label=label)
+            limits = curve["low"], curve["high"]
+            axes.fill_between(curve["contexts"], *limits, color=colour, alpha=0.15, lw=0)
+        axes.set_title(name.replace(", ", ",\n"), fontsize=10)
         axes.set_xscale("symlog", base=2, linthresh=1)
-        axes.set(title=f"{losses} losses per window" if losses > 1 else "single losses")
-        axes.set_xlabel("context (steps)")
+        axes.set_xticks([0, 1, 4, 16, 64, 256], ["0", "1", "4", "16", "64", "256"])
         axes.grid(color="0.9")
-    figure.axes[0].set_ylabel("relative bias of the gradient")
-    figure.axes[0].set_ylim(0, 0.8)
-    figure.axes[0].legend(fontsize="small", loc="lower left")
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylim(0, 0.8)
+    panels[0].set_ylabel("relative bias of the gradient")
+    # Where neither a curve nor its interval is in the way.
+    for i, (line, side) in enumerate(zip(panels[0].get_lines(), ("top", "bottom"), strict=True)):
+        at = 3 * i
+        panels[0].annotate(
+            str(line.get_label()), line.get_xydata()[at], (0, 14 if i else -20),
+            textcoords="offset points", va=side, color=line.get_color(), fontsize=9,
+        )  # fmt: skip
+    figure.supxlabel("context (steps)", fontsize=10)
+    first = {name: found[f"levels, {LOSSES[0]}"]["bias"][0] for name, found in runs.items()}
+    least, most = min(first, key=first.__getitem__), max(first, key=first.__getitem__)
+    figure.suptitle(
+        f"Without context {LOSSES[0]} losses miss {first[least]:.0%} of the gradient ({least}) "
+        f"to {first[most]:.0%} ({most})",
+        fontsize=11,
+    )
     figure.savefig(path, dpi=150)
 
 

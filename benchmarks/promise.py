@@ -23,8 +23,9 @@ import torch
 from matplotlib.figure import Figure
 
 import adaptive_tbptt as at
-from adaptive_tbptt.diagnosis.palette import ORANGE, SKY, VERMILION
+from adaptive_tbptt.diagnosis.palette import BLUE, VERMILION
 from atbptt_paper.experiments.run import make_optimizer
+from atbptt_paper.labels import label_ends
 from atbptt_paper.tasks.copy_task import PRESETS, CopyConfig
 
 from .truth.brute_force import true_bias
@@ -32,6 +33,8 @@ from .truth.models import Case
 
 EPOCHS = [0, 1, 3, 5, *range(10, 61, 10), *range(80, 201, 20), 210]
 DELTAS = (0.5, 0.1)
+LEAST = 0.01  # a tenth of the least delta: points of a smaller true bias lie at the edge
+
 TRUE_WINDOWS = 240  # of every row: 15,360 losses
 TRUE_KS = [0, 1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 20, 24, 32, 64]
 # As in training once earlier estimates add to a new one; a snapshot has none, so all are fresh.
@@ -192,61 +195,87 @@ def summary(rows: list[dict[str, Any]]) -> str:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw K against epoch and the true bias against epoch, one column per delta."""
-    figure = Figure(figsize=(11.0, 7.0), layout="constrained")
-    axes: Any = figure.subplots(2, len(DELTAS), sharex=True)
-    styles = dict(zip(GAUGES, zip("^vD", (SKY, ORANGE, VERMILION), strict=True), strict=True))
-    for (upper, lower), delta in zip(axes.T, DELTAS, strict=True):
-        here = [r for r in rows if r["delta"] == delta and is_resolved(r)]
-        for i, (name, (marker, colour)) in enumerate(styles.items()):
-            mine = [r for r in here if r["gauge"] == name]
-            x = np.array([r["epoch"] for r in mine], float) + (i - 1) * 1.2
-            style = {"marker": marker, "s": 16, "alpha": 0.7, "color": colour}
-            upper.scatter(x, [r["k"] for r in mine], label=name, **style)
+    """Draw K and the true bias there against epoch, one column per gauge."""
+    figure = Figure(figsize=(8.8, 6.2), layout="constrained")
+    axes: Any = figure.subplots(2, len(GAUGES), sharex=True, sharey="row")
+    styles = dict(zip(DELTAS, ((BLUE, "s", "--"), (VERMILION, "^", "-")), strict=True))
+    for (upper, lower), gauge in zip(axes.T, GAUGES, strict=True):
+        here = [r for r in rows if r["gauge"] == gauge and is_resolved(r)]
+        kept = [r["kept"] for r in here if r["kept"] is not None]
+        upper.set_title(f"{gauge}: {sum(kept)} of {len(kept)} keep delta", fontsize=10)
+        for i, (delta, (colour, marker, line)) in enumerate(styles.items()):
+            mine = [r for r in here if r["delta"] == delta]
+            x = np.array([r["epoch"] for r in mine], float) + 3 * i - 1.5  # beside each other
+            points = {"marker": marker, "s": 14, "facecolors": "none", "edgecolors": colour}
+            upper.scatter(x, [r["k"] for r in mine], lw=0.9, **points)
             seen = [(e, r["true"]) for e, r in zip(x, mine, strict=True) if r["true"] is not None]
-            # A bias too small to be told from zero is drawn at the lower edge.
-            lower.scatter([e for e, _ in seen], [max(b, 1e-3) for _, b in seen], **style)
-        needed = sorted({(r["epoch"], r["k_needed"]) for r in here if r["k_needed"]})
-        upper.step(*zip(*needed, strict=True), where="mid", color="black", label="truly needed")
-        lower.axhline(delta, color="black", ls="--", label=f"asked: {delta:g}")
-        upper.set(title=f"delta = {delta:g}", ylabel="K (steps)", yscale="log")
-        lower.set(xlabel="epoch", ylabel="true relative bias at that K", yscale="log")
-        upper.legend(fontsize="small")
-        lower.legend(fontsize="small")
+            lower.scatter([e for e, _ in seen], [max(b, LEAST) for _, b in seen], lw=0.9, **points)
+            needed = sorted(
+                {(r["epoch"], r["k_needed"]) for r in rows if r["delta"] == delta and r["k_needed"]}
+            )
+            level = {"color": colour, "ls": line, "lw": 1.3}
+            label = f"needed at {delta:g}"
+            upper.plot(*zip(*needed, strict=True), drawstyle="steps-mid", label=label, **level)
+            lower.axhline(delta, label=f"delta = {delta:g}", **level)
+        for panel, ticks in ((upper, (1, 2, 4, 8, 16, 32, 64)), (lower, (0.01, 0.1, 0.5, 1))):
+            panel.set_yscale("log")
+            panel.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+            panel.minorticks_off()
+            panel.grid(alpha=0.25, lw=0.5)
+            panel.spines[["top", "right"]].set_visible(False)
+    axes[1, 0].set_ylim(LEAST / 1.15, 1.0)
+    axes[0, 0].set_ylabel("K that the gauge chooses (steps)")
+    axes[1, 0].set_ylabel("true relative bias at that K\n(less than 0.01: at the edge)")
+    for panel in axes[:, -1]:
+        label_ends(panel)
+    figure.supxlabel("epoch", fontsize=10)
+    title = "Lower row: a point above the line of its colour breaks the promise"
+    figure.suptitle(title, fontsize=11)
     figure.savefig(path, dpi=150)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", required=True, help="the released copy arrays, fixed m")
-    parser.add_argument("--k", type=int, default=15, help="K of the run that is looked at")
-    parser.add_argument("--work", type=Path, default=Path("runs/promise"), help="parameters")
-    parser.add_argument("--out", type=Path, default=Path("paper/results/promise"))
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--backwards", action="store_true", help="for a second process beside")
-    given = parser.parse_args()
+def measure(given: argparse.Namespace, cells: Path) -> None:
+    """Train, and write what is true and what is chosen at every epoch, unless it is there."""
     torch.set_num_threads(1)
     config = PRESETS["paper"].changed(k=given.k, data=given.data)
     train(config, given.work)
     stream, model = config.streams()["train"], config.model()
-    cells = given.out / "cells"
-    cells.mkdir(parents=True, exist_ok=True)
-    points = []
     for epoch in reversed(EPOCHS) if given.backwards else EPOCHS:
         model.load_state_dict(torch.load(given.work / f"{epoch}.pt"))
-        point: dict[str, Any] = {"epoch": epoch}
-        for name, measure in (
+        for name, ask in (
             ("truth", lambda: truth(model, config, stream)),
             ("choices", lambda: choices(model, config, stream, given.repeats)),
         ):
             path = cells / f"{name}-{epoch}.json"
             if not path.exists():
-                found = json.dumps(measure())
-                path.write_text(found)
+                path.write_text(json.dumps(ask()))
                 print(f"epoch {epoch}: {name}", flush=True)
-            point[name] = json.loads(path.read_text())
-        points.append(point)
-    rows = judge(sorted(points, key=lambda point: point["epoch"]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", help="the released copy arrays, fixed m")
+    parser.add_argument("--k", type=int, default=15, help="K of the run that is looked at")
+    parser.add_argument("--work", type=Path, default=Path("runs/promise"), help="parameters")
+    parser.add_argument("--out", type=Path, default=Path("paper/results/promise"))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--backwards", action="store_true", help="for a second process beside")
+    parser.add_argument("--tables-only", action="store_true", help="from the cells there are")
+    given = parser.parse_args()
+    cells = given.out / "cells"
+    if not given.tables_only:
+        if given.data is None:
+            parser.error("--data is needed to train and measure")
+        cells.mkdir(parents=True, exist_ok=True)
+        measure(given, cells)
+    parts = ("truth", "choices")
+    found = {e: {p: cells / f"{p}-{e}.json" for p in parts} for e in EPOCHS}
+    rows = judge(
+        [
+            {"epoch": epoch, **{part: json.loads(path.read_text()) for part, path in paths.items()}}
+            for epoch, paths in found.items()
+        ]
+    )
     with (given.out / "checks.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()

@@ -17,7 +17,7 @@ from adaptive_tbptt._torch.number_formats import flushed_denormals
 from adaptive_tbptt.errors import unknown_name
 from contenders import BENCHMARKS, SIZES
 from sweeps import SWEEPS, plot_sweeps
-from timing_tables import as_markdown, machine, update_csv
+from timing_tables import as_markdown, machine, read_csv, update_csv
 
 
 def options() -> argparse.Namespace:
@@ -38,7 +38,12 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, help="folder for tables and picture; other sizes in it are kept"
     )
+    parser.add_argument(
+        "--redraw", action="store_true", help="only draw the picture of the sweeps in --out again"
+    )
     given = parser.parse_args()
+    if given.redraw and given.out is None:
+        parser.error("--redraw needs --out, the folder that holds sweeps.csv")
     given.size, given.only = given.size or ["copy", "ptb-small"], given.only or list(BENCHMARKS)
     if given.turns < 1:
         parser.error(f"turns must be at least 1, got {given.turns}")
@@ -54,6 +59,9 @@ def options() -> argparse.Namespace:
 
 def main() -> None:
     given = options()
+    if given.redraw:
+        plot_sweeps(read_csv(given.out / "sweeps.csv"), given.out / "sweeps.png")
+        return
     if given.threads is not None:
         torch.set_num_threads(given.threads)
     timings, points = [], []

@@ -12,6 +12,7 @@ from adaptive_tbptt.diagnosis.palette import BLUE, GREEN, ORANGE, VERMILION
 from adaptive_tbptt.measure import ProbeSettings
 from adaptive_tbptt.measure.lag_probe import probe_segment
 from adaptive_tbptt.model import Objective
+from atbptt_paper.labels import label_ends
 from atbptt_paper.tasks.sequence_model import symbol_loss
 from contenders import (
     Size,
@@ -122,9 +123,17 @@ def plot_sweeps(timings: list[Timing], path: Path) -> None:
             )  # fmt: skip
         values = sorted({int(t.size) for t in points})
         axes.set_xticks(values, [str(v) for v in values])
-        axes.xaxis.set_minor_locator(NullLocator())
+        low, high = axes.get_ylim()
+        steps = (1, 2, 5) if high > 10 * low else (1, 1.2, 1.5, 2, 3, 4, 6, 8)
+        marks = [step * 10.0**e for e in range(-3, 3) for step in steps]
+        marks = [mark for mark in marks if low <= mark <= high]
+        axes.set_yticks(marks, [f"{mark:g}" for mark in marks])
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_minor_locator(NullLocator())
         axes.set_xlabel(_LABELS[sweep])
         axes.set_ylabel("least time of the turns (s)")
-        axes.grid(alpha=0.25, lw=0.5, which="both")
-        axes.legend(frameon=False)
+        axes.grid(alpha=0.25, lw=0.5)
+        axes.spines[["top", "right"]].set_visible(False)
+        label_ends(axes)
+    figure.suptitle("Cost in seconds, both axes logarithmic: lower is faster", fontsize=11)
     figure.savefig(path, dpi=130)

@@ -8,15 +8,31 @@ from typing import Any
 
 import numpy as np
 
-# Fixed settings that a person would try, and ours; more lines could not be told apart.
-SHOWN = {
-    "detach 10": ("0.7", "detach 10"),
-    "detach 35": ("0.35", "detach 35"),
-    "detach 140": ("#56b4e9", "detach 140"),
-    "context 10": ("#cc79a7", "10 losses, context 10"),
-    "context 140": ("#009e73", "140 losses, context 140"),
-}
+from adaptive_tbptt.diagnosis.palette import BLUE
+from atbptt_paper.labels import label_ends
+
+from .regret import best_fixed
+
+# Beside ours, the task's best fixed setting and the detach loop that most people have: context, in
+# grey. More lines could not be told apart.
+USUAL = "detach 35"
+CONTEXT = ("detach 10", "detach 140", "context 140", "context 10", "detach 20", "context 35")
+MOST = 6
 ORANGE = "#d55e00"
+
+
+def shown(methods: Any, ours: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Return the methods of a task that are drawn, each with its name and style; ours last."""
+    best = best_fixed(methods)
+    told: dict[str, tuple[str, dict[str, Any]]] = {
+        USUAL: (USUAL, {"color": "0.2", "lw": 1.4, "ls": "--"}),
+        best: (f"{best}, best fixed", {"color": BLUE, "lw": 1.6}),
+        ours: ("ours", {"color": ORANGE, "lw": 2.4}),
+    }
+    told = {method: look for method, look in told.items() if method in methods}
+    others = [method for method in CONTEXT if method in methods and method not in told]
+    grey = {"color": "0.6", "lw": 0.9}
+    return {method: (method, grey) for method in others[: MOST - len(told)]} | told
 
 
 def draw_curves(cells: Any, path: Path, ours: str) -> None:
@@ -24,32 +40,28 @@ def draw_curves(cells: Any, path: Path, ours: str) -> None:
     from matplotlib.figure import Figure
 
     count = len(cells)
-    figure = Figure(figsize=(4.0 * min(count, 3), 3.1 * math.ceil(count / 3)), layout="constrained")
-    axes = figure.subplots(math.ceil(count / 3), min(count, 3), squeeze=False).flatten()
+    columns = min(count, 2)
+    rows = math.ceil(count / columns)
+    figure = Figure(figsize=(4.9 * columns, 0.8 + 2.7 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for panel, (task, methods) in zip(axes, cells.items(), strict=False):
-        for method, (color, label) in {**SHOWN, ours: (ORANGE, "ours")}.items():
-            if method not in methods:
-                continue
+        told = shown(methods, ours)
+        for method, (label, style) in told.items():
             curves = methods[method]
             times = np.linspace(0.0, min(c[-1][0] for c in curves.values()), 31)[1:]
             values = [np.interp(times, *np.array(c)[:, [0, 2]].T) for c in curves.values()]
-            width = 2.4 if method == ours else 1.2
-            panel.plot(times, np.median(values, 0), lw=width, color=color, label=label)
-        low = min(min(v for _, _, v in c) for m in methods.values() for c in m.values())
-        high = max(c[2][2] for m, found in methods.items() if m in SHOWN for c in found.values())
+            panel.plot(times, np.median(values, 0), label=label, **style)
+        low = min(min(v for _, _, v in c) for m in told for c in methods[m].values())
+        high = max(c[2][2] for m in told for c in methods[m].values())
         panel.set(title=task, ylim=(low - 0.05 * (high - low), high), xlim=(0, None))
-        for side in ("top", "right"):
-            panel.spines[side].set_visible(False)
+        panel.spines[["top", "right"]].set_visible(False)
     for panel in axes[count:]:
         panel.set_visible(False)
-    known = {
-        label: line
-        for panel in axes
-        for line, label in zip(*panel.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(known.values(), known.keys(), loc="outside upper center", ncols=6, frameon=False)
     figure.supxlabel("processor time in seconds")
     figure.supylabel("validation loss, median over seeds")
+    figure.suptitle("Ours beside the best fixed setting of every task; grey: other fixed settings")
+    for panel in axes[:count]:
+        label_ends(panel)
     figure.savefig(path, dpi=150)
 
 

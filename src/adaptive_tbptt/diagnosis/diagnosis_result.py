@@ -122,6 +122,8 @@ class Diagnosis:
         right.margins(x=0.12)
         left.set_xscale("symlog", base=2, linthresh=1)
         left.set_xlim(-0.2, None)
+        left.set_xticks([row.context for row in known], [str(row.context) for row in known])
+        left.minorticks_off()
         left.set_ylim(0, None)
         left.set_xlabel("context (steps)")
         left.set_ylabel("gradient missed (%)")
@@ -135,7 +137,9 @@ class Diagnosis:
                     textcoords="offset points",
                     fontsize=8,
                 )
-        title = f"windows of {self.curve.losses} losses; {self.curve.samples} losses measured"
+        title = f"Windows of {self.curve.losses} losses; {self.curve.samples} losses measured"
+        if known and known[0].context == 0:
+            title += f": without context {known[0].bias:.0%} of the gradient is missed"
         return save(figure, title, path)
 
 

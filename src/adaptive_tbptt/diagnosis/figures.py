@@ -36,6 +36,15 @@ def draw_intervals(axes: Axes, x: ArrayLike, y: ArrayLike, low: ArrayLike, high:
     )
 
 
+def name_line(axes: Axes, height: float, name: str) -> None:
+    """Write a name above the left end of a level line."""
+    axes.annotate(
+        name, (0.02, height), (0, 3),
+        axes.get_yaxis_transform(), "offset points",
+        va="bottom", color="0.3", fontsize=9,
+    )  # fmt: skip
+
+
 def save(figure: Figure, title: str, path: str | Path | None) -> Figure:
     """Set the title of a figure; save it if there is a path."""
     figure.suptitle(title, fontsize=10)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..estimate.history_curve import HistoryCurve
 from .diagnosis_result import aligned
-from .figures import draw_intervals, save, two_panels
+from .figures import draw_intervals, name_line, save, two_panels
 from .palette import VERMILION
 
 if TYPE_CHECKING:
@@ -189,8 +189,10 @@ class Lookback:
         draw_intervals(right, [row.steps for row in self.rows], *loss)
         tolerance = 100 * self.tolerance
         left.set_yscale("symlog", linthresh=tolerance / 10)
-        left.axhline(tolerance, color="0.4", ls="--", lw=1, label="tolerance")
-        right.axhline(self.full_loss, color="0.4", ls="--", lw=1, label="full history")
+        left.axhline(tolerance, color="0.4", ls="--", lw=1)
+        right.axhline(self.full_loss, color="0.4", ls="--", lw=1)
+        name_line(left, tolerance, f"tolerance {tolerance:g}%")
+        name_line(right, self.full_loss, "full history")
         left.set_ylabel("change of the predictions (% of variance)")
         right.set_ylabel("loss")
         for axes, steps in ((left, self.steps), (right, self.loss_steps)):
@@ -198,10 +200,11 @@ class Lookback:
             axes.xaxis.set_major_formatter("{x:g}")
             axes.set_xlabel("history (steps)")
             if steps is not None:
-                axes.axvline(steps, color=VERMILION, lw=1.5, label=f"enough: {_steps(steps)}")
-            axes.legend(frameon=False, fontsize=8)
+                axes.axvline(steps, color=VERMILION, lw=1.5)
+                axes.set_title(f"enough: {_steps(steps)}", color=VERMILION, fontsize=10)
         left.set_ylim(0, None)
-        return save(figure, f"{self.end_points} predictions compared", path)
+        title = f"Predictions after some history against those after {self._full}"
+        return save(figure, f"{title}, {self.end_points} compared", path)
 
 
 def _share(value: float) -> str:

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from adaptive_tbptt.estimate import DecayFit, LagProfile, TruncationDecision
 
-from ..palette import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
+from ..labels import label_ends
+from ..palette import BLUE, GREY, VERMILION
 
 
 def decay_figure(
@@ -48,18 +50,40 @@ def decay_figure(
         span = np.arange(fit.tau, fit.last + 1)
         line = mean[span[0]] * np.exp(fit.log_beta * (span - span[0]))
         axes.plot(span, line, color="black", lw=1.5, ls="--", label=f"fit: beta = {fit.beta:.4f}")
-    styles = [(VERMILION, "-."), (GREEN, ":"), (ORANGE, "--"), (PURPLE, "-"), (SKY, "-.")]
-    for i, decision in enumerate(decisions):
-        colour, style = styles[i % len(styles)]
+    for decision in decisions:
         mark = "" if decision.outcome.met else " (not met)"
         label = f"delta = {decision.delta:g}: K = {decision.k}{mark}"
-        axes.axvline(decision.k, color=colour, ls=style, lw=1.5, label=label)
+        axes.axvline(decision.k, color=VERMILION, lw=1.2, label=label)
     axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if np.isfinite(positive(mean)).any():  # single losses may be far below the mean
+        low = max(low, np.nanmin(positive(mean)) / 1000)
+    axes.set_ylim(low, high)
+    _name_lines(axes, sorted(decisions, key=lambda decision: decision.k))
     axes.set_xlabel("lag k (steps)")
     axes.set_ylabel(r"gradient norm $\phi_k = \|\partial L_s / \partial h_{s-k}\|$")
-    axes.set_title(f"{profile.samples} losses, {profile.lags} lags")
-    axes.legend(fontsize="small", loc="upper right")
+    axes.set_title(
+        f"Mean of {profile.samples} losses, {profile.lags} lags",
+        fontsize=11,
+        pad=6 + 14 * len(decisions),
+    )
+    named = {str(line.get_label()): line for line in axes.get_lines()}
+    label_ends(axes, {n: line for n, line in named.items() if n == "mean" or n[:3] == "fit"})
+    axes.text(0.02, 0.03, "grey: single losses", transform=axes.transAxes, color=GREY, fontsize=9)
     if path is not None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
     return figure
+
+
+def _name_lines(axes: Axes, decisions: Sequence[TruncationDecision]) -> None:
+    """Write the tolerances above the axes, where their upright lines end."""
+    for i, decision in enumerate(decisions):
+        mark = "" if decision.outcome.met else " (not met)"
+        right = decision.k > 0.6 * axes.get_xlim()[1]
+        axes.annotate(
+            f"delta = {decision.delta:g}: K = {decision.k}{mark}",
+            (decision.k, 1.0), (0, 3 + 14 * (len(decisions) - 1 - i)),
+            axes.get_xaxis_transform(), "offset points",
+            ha="right" if right else "left", va="bottom", color=VERMILION, fontsize=9,
+        )  # fmt: skip

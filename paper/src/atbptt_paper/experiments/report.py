@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from adaptive_tbptt.train import write_text
 
 from ..config import TrainConfig
-from ..palette import BLUE, ORANGE, VERMILION
+from ..labels import label_ends, leave_out_the_start
+from ..palette import BLUE, GREY, VERMILION
 from .run import RunResult
 
 SCORES = {"ppl": "perplexity", "nll": "negative log-likelihood"}
@@ -64,7 +65,7 @@ def run_figure(config: TrainConfig, history: list[dict[str, Any]]) -> Figure:
     passes = [row["data_passes"] for row in history]
     score = config.score
     training = [config.valid_metrics(row["train_loss"])[f"valid_{score}"] for row in history]
-    top.plot(passes, training, color="0.6", label="training")
+    top.plot(passes, training, color=GREY, ls=":", label="training")
     valid, tested = (
         [
             np.nan if row.get(f"{split}_{score}") is None else row[f"{split}_{score}"]
@@ -75,21 +76,24 @@ def run_figure(config: TrainConfig, history: list[dict[str, Any]]) -> Figure:
     top.plot(passes, valid, color=BLUE, label="validation")
     top.plot(passes, tested, color=VERMILION, ls="--", label="test at best")
     top.set_ylabel(SCORES[score])
-    top.set_title(config.setting, parse_math=False)  # a name may hold any characters
-    top.legend(fontsize="small")
+    best = min((v for v in valid if np.isfinite(v)), default=np.nan)
+    title = f"{config.setting}: best validation {SCORES[score]} {best:.4g}"
+    if leave_out_the_start(top, 10.0 if score == "ppl" else np.inf):  # as in the tables' figures
+        title += " (starts above)"
+    top.set_title(title, parse_math=False)  # a name may hold any characters
+    label_ends(top)
     middle.step(passes, [row["k"] for row in history], color=BLUE, where="post")
     middle.set_ylabel("truncation length K (steps)")
     middle.set_ylim(bottom=0)
     biases = [np.nan if row["relative_bias"] is None else row["relative_bias"] for row in history]
     if np.isfinite(biases).any():
-        bottom.plot(passes, biases, "o-", color=BLUE, ms=4, label="estimated bound at K")
+        bottom.plot(passes, biases, "o-", color=BLUE, ms=4, label="estimated\nbound at K")
         bottom.set_ylim(0, 1.2 * max(np.nanmax(biases), config.delta or 0.0))
     if config.delta is not None:
-        bottom.axhline(config.delta, color=ORANGE, ls="--", label=f"delta = {config.delta:g}")
+        bottom.axhline(config.delta, color=VERMILION, ls="--", label=f"delta = {config.delta:g}")
     else:
         bottom.text(0.5, 0.5, "K is fixed: not estimated", transform=bottom.transAxes, ha="center")
     bottom.set_ylabel("relative bias")
     bottom.set_xlabel("data passes (epochs, probes included)")
-    if config.delta is not None:
-        bottom.legend(fontsize="small")
+    label_ends(bottom)
     return figure
