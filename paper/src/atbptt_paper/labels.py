@@ -35,7 +35,8 @@ def label_ends(
         x, y = (np.asarray(values, dtype=float) for values in line.get_data())
         seen = np.flatnonzero(np.isfinite(y))
         if len(seen):
-            inside = np.clip(y[seen[-1]], *sorted(axes.get_ylim()))
+            low, high = sorted(axes.get_ylim())
+            inside = min(max(float(y[seen[-1]]), low), high)
             level = not line.get_transform().contains_branch(axes.transData)  # axhline: x in 0..1
             ends[name] = (axes.get_xlim()[1] if level else x[seen[-1]], inside)
     order = sorted(ends, key=lambda name: _height(axes, *ends[name]))
