@@ -1,6 +1,7 @@
 """The benchmarks are scripts; small ones run here. Nothing timed is asserted."""
 
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,13 @@ def test_contenders_are_timed_side_by_side(tmp_path):
         assert word in done.stdout
     assert (tmp_path / "bench.csv").read_text().count("\n") == 14
     assert "hidden size,8,by hand" in (tmp_path / "sweeps.csv").read_text()
-    assert (tmp_path / "sweeps.png").stat().st_size > 10_000
+    picture = tmp_path / "sweeps.png"
+    assert picture.stat().st_size > 10_000
+    drawn, table = picture.read_bytes(), (tmp_path / "bench.md").read_bytes()
+    picture.unlink()
+    assert speed("--redraw", "--out", str(tmp_path)).returncode == 0  # from what was timed
+    assert picture.read_bytes() == drawn
+    assert (tmp_path / "bench.md").read_bytes() == table
 
 
 def test_wrong_use_of_the_timing_is_a_sentence():
@@ -30,10 +37,21 @@ def test_wrong_use_of_the_timing_is_a_sentence():
         (["--size", "cop"], "did you mean copy"),
         (["--only", "prob"], "did you mean probe"),
         (["--turns", "0"], "turns must be at least 1"),
+        (["--redraw"], "--redraw needs --out"),
     ):
         done = speed(*options)
         assert done.returncode == 2
         assert says in done.stderr
+
+
+def test_the_table_of_the_promise_is_that_of_its_cells(tmp_path):
+    kept = ROOT / "paper" / "results" / "promise"
+    shutil.copytree(kept / "cells", tmp_path / "cells")
+    command = [sys.executable, "-m", "benchmarks.promise", "--tables-only", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "table.md").read_text() == (kept / "table.md").read_text()
+    assert (tmp_path / "asked_against_true.png").stat().st_size > 10_000
 
 
 def test_the_memory_benchmark_runs(tmp_path):

@@ -20,6 +20,7 @@ from torch import Tensor
 import adaptive_tbptt as at
 from adaptive_tbptt.diagnosis.palette import BLUE, ORANGE, SKY, VERMILION
 from atbptt_paper.experiments.run import make_optimizer
+from atbptt_paper.labels import label_ends
 from atbptt_paper.tasks.copy_task import PRESETS, CopyConfig
 
 SEGMENTS = 32  # arbitrary: times 64 rows, 2048 losses
@@ -92,26 +93,32 @@ def draw(history: list[dict[str, Any]], delta: float, path: Path) -> None:
     epochs = column("epoch")
     top.plot(epochs, column("perplexity"), color=BLUE)
     top.set_ylabel("validation\nperplexity")
-    top.set_title(f"Copy task (6 symbols), LSTM with 40 units, delta = {delta:g}")
+    measured = [bias for bias in column("at_choice") if math.isfinite(bias)]
+    kept = sum(bias <= delta for bias in measured)
+    figure.suptitle(
+        f"Copy task (6 symbols), LSTM with 40 units: measured when K was chosen,\n"
+        f"the bias is at most delta = {delta:g} in {kept} of {len(measured)} epochs",
+        fontsize=11,
+    )
     middle.step(epochs, column("k"), color=BLUE, where="mid")
     middle.set_ylabel("truncation\nlength K (steps)")
     middle.set_ylim(bottom=0)
-    bottom.axhline(delta, color=ORANGE, ls="--", lw=2, label=f"tolerated: delta = {delta:g}")
+    bottom.axhline(delta, color=ORANGE, ls="--", lw=2, label=f"tolerated: {delta:g}")
     bottom.plot(epochs, column("estimated"), "o", color=BLUE, ms=4, label="estimated")
     bottom.plot(
         epochs, column("at_choice"), "x-", color=VERMILION, ms=5, lw=1,
-        label="measured when K was chosen",
+        label="measured, K chosen",
     )  # fmt: skip
     bottom.plot(
         epochs, column("at_end"), "^", color=SKY, ms=5, mfc="none",
-        label="measured at the end of that epoch",
+        label="measured, epoch's end",
     )  # fmt: skip
     bottom.set_yscale("log")
     bottom.set_ylabel("relative bias of\nthe gradient (ratio)")
     bottom.set_xlabel("epochs")
-    bottom.legend(fontsize="small", ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.25))
     for axes in (top, middle, bottom):
         axes.grid(alpha=0.25, lw=0.5)
+    label_ends(bottom)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
 

@@ -92,16 +92,21 @@ for (name, rows), colour, style in zip(runs.items(), colours, styles, strict=Tru
     passes = [row["data_passes"] for row in rows]
     marker = {"delta = 0.5": "s", "delta = 0.1": "o"}.get(name)
     line = {"color": colour, "ls": style, "lw": 1.8, "marker": marker, "ms": 4}
-    top.plot(passes, [row["valid_loss"] for row in rows], label=name, **line)
-    bottom.plot(passes, [row["k"] for row in rows], **line)
+    for axes, key in ((top, "valid_loss"), (bottom, "k")):
+        axes.plot(passes, [row[key] for row in rows], **line)
+        shift = {"K = 15": 6, "K = 50": -6}.get(name, 0) if axes is top else 0
+        end = passes[-1], rows[-1][key]
+        axes.annotate(name, end, (7, shift), textcoords="offset points", color=colour, va="center")
+top.set_title("A fixed K must be guessed; a tolerance lets K grow as the model learns")
 top.set_ylabel("validation loss (squared error)")
 top.set_ylim(bottom=0)
-top.legend(fontsize="small")
 bottom.axhline(12, color="0.5", lw=1)
 bottom.text(6.2, 11.3, "memory of the task", color="0.3", fontsize="small", va="top")
 bottom.set_ylabel("truncation length K (steps)")
 bottom.set_xlabel("passes over the data (estimates included)")
 bottom.set_ylim(bottom=0)
+for axes in (top, bottom):
+    axes.spines[["top", "right"]].set_visible(False)
 OUT.mkdir(parents=True, exist_ok=True)
 figure.savefig(OUT / "tutorial-compare.png", dpi=130)
 

@@ -146,12 +146,15 @@ for name in ("delta = 0.1", "falling slowly"):
 figure = Figure(figsize=(7.0, 5.6), layout="constrained")
 top, bottom = figure.subplots(2, 1, sharex=True)
 for (name, values), colour, style in zip(scores.items(), COLOURS, STYLES, strict=True):
-    top.plot(range(1, len(values) + 1), values, color=colour, ls=style, lw=2, label=name)
+    top.plot(range(1, len(values) + 1), values, color=colour, ls=style, lw=2)
+    shift = 7 if name in ("K = 40", "delta = 0.1") else -7
+    end = len(values), values[-1]
+    top.annotate(name, end, (7, shift), textcoords="offset points", color=colour, va="center")
+top.set_title("A K that starts high and falls slowly learns; a small one stays at chance")
 top.axhline(1 / CUES, color="0.5", lw=1)
 top.text(0.05, 1 / CUES + 0.02, "chance", color="0.4")
 top.set_ylabel("accuracy when asked (fraction)")
 top.set_ylim(0, 1.02)
-top.legend()
 for loop, colour, style in zip(loops.values(), COLOURS, STYLES, strict=True):
     history = [(e.step / train_stream.length, e.k) for e in loop.history]
     start = loop.controller.init().k or history[0][1]
@@ -160,6 +163,8 @@ for loop, colour, style in zip(loops.values(), COLOURS, STYLES, strict=True):
 bottom.set_ylabel("truncation length K (steps)")
 bottom.set_xlabel("epochs")
 bottom.set_ylim(bottom=0)
+for axes in (top, bottom):
+    axes.spines[["top", "right"]].set_visible(False)
 OUT.mkdir(parents=True, exist_ok=True)
 figure.savefig(OUT / "tutorial-memory.png", dpi=130)
 

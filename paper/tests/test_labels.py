@@ -39,6 +39,8 @@ def test_a_line_without_a_point_or_a_name_gets_no_text():
 def test_numbers_move_as_little_as_needed():
     assert spread([0.0, 1.0], 0.1).tolist() == [0.0, 1.0]
     np.testing.assert_allclose(spread([0.5] * 4, 0.2), [0.2, 0.4, 0.6, 0.8])
+    np.testing.assert_allclose(spread([0.0, 0.01, 0.9], 0.2), [0.0, 0.2, 0.9])
+    np.testing.assert_allclose(spread([0.9, 1.0, 1.0], 0.2), [0.6, 0.8, 1.0])
     rng = np.random.default_rng(0)
     moved = spread(sorted(rng.random(20)), 0.04)
     assert np.diff(moved).min() >= 0.04 - 1e-12

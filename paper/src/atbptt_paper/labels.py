@@ -35,7 +35,8 @@ def label_ends(
         x, y = (np.asarray(values, dtype=float) for values in line.get_data())
         seen = np.flatnonzero(np.isfinite(y))
         if len(seen):
-            inside = np.clip(y[seen[-1]], *sorted(axes.get_ylim()))
+            low, high = sorted(axes.get_ylim())
+            inside = min(max(float(y[seen[-1]]), low), high)
             level = not line.get_transform().contains_branch(axes.transData)  # axhline: x in 0..1
             ends[name] = (axes.get_xlim()[1] if level else x[seen[-1]], inside)
     order = sorted(ends, key=lambda name: _height(axes, *ends[name]))
@@ -59,6 +60,8 @@ def label_ends(
 def spread(heights: list[float], gap: float) -> np.ndarray:
     """Return ascending numbers moved apart to at least `gap`, each group around its own mean.
 
+    They stay between 0 and 1 as long as there is room.
+
     >>> spread([0.1, 0.5, 0.5, 0.9], 0.2).round(2).tolist()
     [0.1, 0.4, 0.6, 0.9]
     """
@@ -68,7 +71,8 @@ def spread(heights: list[float], gap: float) -> np.ndarray:
         while len(groups) > 1 and np.mean(groups[-2]) >= np.mean(groups[-1]):
             last = groups.pop()
             groups[-1] += last
-    steps = np.array([np.mean(group) for group in groups for _ in group])
+    means = np.array([np.mean(group) for group in groups for _ in group])
+    steps = np.clip(means, 0.0, max(0.0, 1.0 - gap * (len(heights) - 1)))
     return steps + gap * np.arange(len(heights))
 
 
