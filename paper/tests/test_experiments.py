@@ -103,7 +103,7 @@ def test_every_field_has_a_help_text():
         ({"gauge": "x"}, "one of paper, release"),
         ({"optimizer": "x"}, "one of sgd"),
         ({"step_scale": "x"}, "one of sqrt"),
-        ({"layout": "x"}, "released or paper"),
+        ({"layout": "x"}, "one of released, paper"),
         ({"epochs": 0}, "epochs"),
         ({"batch": 0}, "batch must be at least 1"),
         ({"lr": -1.0}, "lr"),
