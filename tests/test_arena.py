@@ -171,7 +171,13 @@ def test_the_table_counts_pairs_and_puts_the_smallest_worst_regret_first(tmp_pat
         for seed, found in curves.items():
             held = {"task": "copy", "method": method, "seed": seed, "curve": found}
             (tmp_path / "cells" / f"{method}-{seed}.json").write_text(json.dumps(held))
+    for method, values in {"ours, 20": (4.0, 3.0, 2.0, 2.0), "detach 10": (4.0, 2.0, 1.0)}.items():
+        held = {"task": "copy", "method": method, "seed": 3, "curve": curve(*values)}
+        (tmp_path / "cells" / f"{method}-3.json").write_text(json.dumps(held))
     regret.write_table(tmp_path, 100)
+    assert (
+        "| copy | detach 10 | 3 | 10.0 s | 20.0 s | 2.00 |" in (tmp_path / "fresh.md").read_text()
+    )
     table = (tmp_path / "table.md").read_text()
     assert "| **ours, 20** | 0.50 | 0.50 | 0.50 |  |" in table
     assert "| detach 35 | never | never | never | 2 of 2 (p = 0.5) |" in table

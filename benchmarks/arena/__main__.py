@@ -91,7 +91,7 @@ def main() -> None:
         elif todo:
             run_local(todo, options.out, commit, options.processes, **limits)
     if options.command in ("run", "table"):
-        write_table(options.out, RATE_SEED)
+        write_table(options.out, RATE_SEED, seeds=SEEDS, fresh=FRESH)
 
 
 if __name__ == "__main__":

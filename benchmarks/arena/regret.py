@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -90,21 +91,42 @@ def best_fixed(methods: dict[str, dict[int, Curve]]) -> str:
     return min((name for name in FIXED if name in methods), key=at_half)
 
 
+def target_of(methods: dict[str, dict[int, Curve]]) -> tuple[str, float]:
+    """Return the best fixed setting of a task, and the loss it reaches at half the budget."""
+    best = best_fixed(methods)
+    return best, median(loss_at(c, c[-1][0] / 2) for c in methods[best].values())
+
+
+def base_time(curve: Curve, target: float) -> float:
+    """Return when the best setting reached the target; the budget where it was unlucky."""
+    found = time_to(curve, target)
+    return found if math.isfinite(found) else curve[-1][0]
+
+
 def regrets(cells: Cells) -> dict[str, dict[str, dict[int, float]]]:
     """Return regret by task, method and seed."""
     found: Any = defaultdict(lambda: defaultdict(dict))
     for task, methods in cells.items():
-        best = best_fixed(methods)
-        target = median(loss_at(c, c[-1][0] / 2) for c in methods[best].values())
+        best, target = target_of(methods)
         for method, curves in methods.items():
             for seed, curve in curves.items():
-                if seed not in methods[best]:
-                    continue
-                base = time_to(methods[best][seed], target)
-                if not math.isfinite(base):  # the best setting was unlucky on this seed
-                    base = methods[best][seed][-1][0]
-                found[task][method][seed] = time_to(curve, target) / base
+                if seed in methods[best]:
+                    base = base_time(methods[best][seed], target)
+                    found[task][method][seed] = time_to(curve, target) / base
     return found
+
+
+def fresh_lines(cells: Cells, fresh: Cells, ours: str) -> list[str]:
+    """Return a table of ours on fresh seeds; `cells` decide on best setting and target."""
+    lines = ["| task | best fixed setting | seed | its time | ours | regret |", "|---" * 6 + "|"]
+    for task, methods in fresh.items():
+        best, target = target_of(cells[task])
+        for seed in sorted(set(methods.get(best, {})) & set(methods.get(ours, {}))):
+            theirs, mine = (time_to(methods[m][seed], target) for m in (best, ours))
+            regret = mine / base_time(methods[best][seed], target)
+            times = " | ".join("never" if math.isinf(t) else f"{t:.1f} s" for t in (theirs, mine))
+            lines.append(f"| {task} | {best} | {seed} | {times} | {show(regret)} |")
+    return lines
 
 
 def paired_test(a: list[float], b: list[float]) -> float:
@@ -151,18 +173,33 @@ def summary(cells: Cells, ours: str) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["worst"], row["median"]))
 
 
-def write_table(out: Path, rate_seed: int, ours: str = OURS) -> None:
-    """Write `table.md` and the figures from the cells there are."""
+def of_seeds(cells: Cells, seeds: Sequence[int]) -> Cells:
+    """Return the cells of some seeds, and only the tasks on which a fixed setting has run."""
+    kept = {
+        t: {m: {s: c for s, c in curves.items() if s in seeds} for m, curves in methods.items()}
+        for t, methods in cells.items()
+    }
+    kept = {t: {m: curves for m, curves in known.items() if curves} for t, known in kept.items()}
+    return {t: methods for t, methods in kept.items() if any(m in FIXED for m in methods)}
+
+
+def write_table(
+    out: Path,
+    rate_seed: int,
+    ours: str = OURS,
+    seeds: Sequence[int] = (0, 1, 2),
+    fresh: Sequence[int] = (3, 4),
+) -> None:
+    """Write `table.md`, `fresh.md` and the figures from the cells there are."""
     from .figures import draw_curves, draw_regrets
 
     cells = read_cells(out, rate_seed)
     tasks = {**TASKS, **HELD_BACK}
-    # A task counts once a fixed setting has run on it: the target comes from there.
-    cells = {
+    every = {
         t: {m: {s: counted(c, tasks[t]) for s, c in curves.items()} for m, curves in known.items()}
         for t, known in cells.items()
-        if any(m in FIXED for m in known)
     }
+    cells = of_seeds(every, seeds)
     if not cells:
         print("no cells yet")
         return
@@ -179,7 +216,6 @@ def write_table(out: Path, rate_seed: int, ours: str = OURS) -> None:
         numbers = " | ".join([*per_task, show(row["median"]), show(row["worst"])])
         lines.append(f"| {name} | {numbers} | {against} |")
     best = ", ".join(f"{best_fixed(methods)} on {task}" for task, methods in cells.items())
-    seeds = sorted({s for methods in cells.values() for curves in methods.values() for s in curves})
     text = (
         "Regret: time to the loss that the task's best fixed setting reaches at half the budget, "
         "divided by the time of that setting on the same seed. Per task: the median over seeds "
@@ -189,5 +225,7 @@ def write_table(out: Path, rate_seed: int, ours: str = OURS) -> None:
     )
     (out / "table.md").write_text("\n".join([text, "", *lines]) + "\n")
     print("\n".join(lines))
+    later = {t: known for t, known in of_seeds(every, fresh).items() if t in cells}
+    (out / "fresh.md").write_text("\n".join(fresh_lines(cells, later, ours)) + "\n")
     draw_curves(cells, out / "curves.png", ours)
     draw_regrets(rows, out / "regret.png", ours)
