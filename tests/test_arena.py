@@ -130,16 +130,41 @@ def test_the_sign_test_counts_pairs():
     assert regret.paired_test([1, 2], [1, 2]) == 1.0
 
 
-def test_a_cell_can_be_sent_to_a_process_and_is_run_once(tmp_path, monkeypatch):
+def test_a_heat_can_be_sent_to_a_process(tmp_path, monkeypatch):
     """Pickled by name: what a process runs must be importable there."""
     job = runner.Job("mackey-glass", "detach 10", 0.004, 100)
     assert pickle.loads(pickle.dumps(runner.finish)).__module__ == "benchmarks.arena.runner"
-    monkeypatch.setattr(
-        runner, "run", lambda *job, **limits: {"curve": [[0.0, 0, 1.0]], "updates": 0}
-    )
-    assert "1.0000" in runner.finish(job, tmp_path, "abc")
-    assert runner.finish(job, tmp_path, "abc").endswith("there")
+    curves = [{"curve": [[0.0, 0, v]], "updates": 0} for v in (1.0, 2.0)]
+    monkeypatch.setattr(runner, "run_heat", lambda *heat, **limits: curves)
+    other = job._replace(method="detach 35")
+    assert runner.heats([job, other, job._replace(seed=0)])[0] == [job, other]
+    assert "2.0000" in runner.finish([job, other], tmp_path, "abc")
+    kept = [json.loads((tmp_path / "cells" / j.name).read_text()) for j in (job, other)]
+    assert kept[0]["heat"] == kept[1]["heat"]
     assert json.loads((tmp_path / "cells" / job.name).read_text())["commit"] == "abc"
+
+
+def test_only_the_newest_heat_of_a_task_and_a_seed_counts(tmp_path):
+    (tmp_path / "cells").mkdir()
+    for i, (method, heat) in enumerate([("a", "t, seed 0, 01"), ("b", "t, seed 0, 02")]):
+        held = {"task": "t", "method": method, "seed": 0, "curve": [], "heat": heat}
+        (tmp_path / "cells" / f"{i}.json").write_text(json.dumps(held))
+    assert list(regret.read_cells(tmp_path, 100)["t"]) == ["b"]
+
+
+def test_the_cells_of_a_heat_train_in_turn(task, monkeypatch):
+    turns = []
+    train = cell.Cell.train
+
+    def noted(self, due, budget):
+        turns.append(self.method)
+        train(self, due, budget)
+
+    monkeypatch.setattr(cell.Cell, "train", noted)
+    found = cell.run_heat("tiny", [("detach 10", 0.01), ("context 10", 0.02)], seed=0)
+    assert turns == ["detach 10", "context 10"] * cell.LOOKS
+    assert [c["rate"] for c in found] == [0.01, 0.02]
+    assert all(c["updates"] > 30 for c in found)
 
 
 def test_a_run_ends_at_a_loss_or_goes_on_beyond_the_budget(task):

@@ -6,8 +6,10 @@
     python -m benchmarks.arena table                  # regret and figures from the cells there are
     python -m benchmarks.arena pairs copy 'ours, 20' 'context 10' --until 0.0953
 
-Two cells run side by side, one thread each, on a machine that does nothing else. Every finished
-cell is a file, and is not run again. `--ray` runs cells on a Ray cluster instead.
+The cells of a task and a seed are a heat: they train in turn, a slice of processor time each. Two
+heats run side by side, one thread each, on a machine that does nothing else. A heat of which every
+cell is there is not run again; `--ray` runs heats on a Ray cluster instead. Times are compared
+within a heat alone, so a new method needs a heat with all others.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any
 from .methods import METHODS
 from .pairs import compare
 from .regret import write_table
-from .runner import RATE_SEED, Job, best_rate, rates_of, run_local, run_ray
+from .runner import RATE_SEED, Job, best_rate, heats, rates_of, run_local, run_ray
 from .tasks import HELD_BACK, TASKS
 
 OUT = Path(__file__).parents[1] / "results" / "arena"
@@ -30,7 +32,7 @@ SEEDS, FRESH = (0, 1, 2), (3, 4)
 
 
 def jobs(options: Any) -> Iterator[Job]:
-    """Yield the cells that a command asks for; those of one task follow each other."""
+    """Yield the cells that a command asks for."""
     tasks = options.task or list(TASKS if not options.held_back else HELD_BACK)
     methods = options.method or [m for m in METHODS if m != "full"]
     if options.command == "rates":
@@ -83,8 +85,9 @@ def main() -> None:
         commit = subprocess.run(
             ["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False
         ).stdout.strip()
-        todo = [j for j in jobs(options) if not (options.out / "cells" / j.name).exists()]
-        print(f"{len(todo)} cells to run", flush=True)
+        cells = options.out / "cells"
+        todo = [h for h in heats(jobs(options)) if not all((cells / j.name).exists() for j in h)]
+        print(f"{len(todo)} heats to run", flush=True)
         limits = {"share": options.share, "until": options.until}
         if options.ray:
             run_ray(todo, options.out, commit, **limits)

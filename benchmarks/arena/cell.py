@@ -1,9 +1,14 @@
-"""One cell: a method on a task with a learning rate and a seed, for a budget of processor time."""
+"""Cells of one heat: methods on one task with one seed, in turn, for equal processor time.
+
+The speed of a machine drifts by half within minutes. So the cells of a heat train in one process, a
+slice of time each, again and again: all see the same drift.
+"""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +17,7 @@ from .engine import Carried
 from .methods import METHODS
 from .tasks import HELD_BACK, TASKS, Task
 
-LOOKS = 30  # validations per cell; their time does not count
+LOOKS = 30  # validations per cell, one after each slice; their time does not count
 
 
 @torch.no_grad()
@@ -32,47 +37,88 @@ def validate(task: Task, model: Any) -> float:
     return total / count
 
 
-def run(
-    name: str, method: str, rate: float, seed: int, share: float = 1.0, until: float = -math.inf
-) -> Any:
-    """Train until a share of the task's budget is used up; return the validation curve.
+class Cell:
+    """A method on a task with a learning rate and a seed; it trains until it is told to stop.
 
-    A run ends before that once its validation loss is at most `until`, or no number.
+    Attributes:
+        curve: processor seconds, updates and validation loss at every look.
+        ended: whether the loss is no number, or as low as asked for.
+    """
+
+    def __init__(self, task: Task, method: str, rate: float, seed: int, until: float) -> None:
+        self.task, self.method, self.rate, self.seed, self.until = task, method, rate, seed, until
+        self.model = task.model(seed)
+        self._how = METHODS[method](seed)
+        self._optimizer = task.optimizer(self.model, rate)
+        self._carried = Carried(self._how.reach)
+        self._seconds, self._first, self._updates, self._losses = 0.0, 0, 0, 0
+        self.curve = [(0.0, 0, validate(task, self.model))]
+        self.ended = False
+
+    def train(self, due: float, budget: float) -> None:
+        """Train until so many processor seconds are used, then look."""
+        if self.ended:
+            return
+        steps, began = len(self.task.train[0]), time.process_time()
+        while (passed := time.process_time() - began) < due - self._seconds:
+            if self._first >= steps:
+                self._first = 0
+                self._carried.begin()
+            done = (self._seconds + passed) / budget
+            stop = self._how.update(
+                self.task, self.model, self._optimizer, self._carried, self._first, done
+            )
+            self._updates += 1
+            self._losses += stop - self._first
+            self._first = stop
+        self._seconds += passed
+        self.curve.append((round(self._seconds, 3), self._updates, validate(self.task, self.model)))
+        loss = self.curve[-1][2]
+        self.ended = not math.isfinite(loss) or loss <= self.until
+
+    def result(self, budget: float) -> dict[str, Any]:
+        """Return what a file should keep."""
+        return {
+            "task": self.task.name,
+            "method": self.method,
+            "rate": self.rate,
+            "seed": self.seed,
+            "budget": budget,
+            "updates": self._updates,
+            "epochs": self._losses / len(self.task.train[0]),
+            "about": self._how.about(),
+            "curve": self.curve,
+        }
+
+
+def run_heat(
+    name: str,
+    entries: Sequence[tuple[str, float]],
+    seed: int,
+    share: float = 1.0,
+    until: float = -math.inf,
+) -> list[dict[str, Any]]:
+    """Train methods in turn until each has used a share of the task's budget.
+
+    Args:
+        name: of the task.
+        entries: methods and their learning rates.
+        seed: of all.
+        share: of the budget; may be above 1.
+        until: a cell ends before that once its validation loss is at most this, or no number.
     """
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     task = {**TASKS, **HELD_BACK}[name]
-    model = task.model(seed)
-    steps = len(task.train[0])
-    how = METHODS[method](seed)
-    optimizer = task.optimizer(model, rate)
-    carried = Carried(how.reach)
     budget = task.budget * share
-    first, updates, losses = 0, 0, 0
-    seconds = 0.0
-    curve = [(0.0, 0, validate(task, model))]
+    cells = [Cell(task, method, rate, seed, until) for method, rate in entries]
     looks = max(1, round(LOOKS * share)) if share > 1.0 else LOOKS
     for look in range(looks):
-        due, began = budget * (look + 1) / looks, time.process_time()
-        while (passed := time.process_time() - began) < due - seconds:
-            if first >= steps:
-                first = 0
-                carried.begin()
-            done = (seconds + passed) / budget
-            stop = how.update(task, model, optimizer, carried, first, done)
-            updates, losses, first = updates + 1, losses + stop - first, stop
-        seconds += passed
-        curve.append((round(seconds, 3), updates, validate(task, model)))
-        if not math.isfinite(curve[-1][2]) or curve[-1][2] <= until:
-            break
-    return {
-        "task": name,
-        "method": method,
-        "rate": rate,
-        "seed": seed,
-        "budget": budget,
-        "updates": updates,
-        "epochs": losses / steps,
-        "about": how.about(),
-        "curve": curve,
-    }
+        for cell in cells:
+            cell.train(budget * (look + 1) / looks, budget)
+    return [cell.result(budget) for cell in cells]
+
+
+def run(name: str, method: str, rate: float, seed: int, **limits: float) -> dict[str, Any]:
+    """Train one method alone; the limits are those of `run_heat`."""
+    return run_heat(name, [(method, rate)], seed, **limits)[0]

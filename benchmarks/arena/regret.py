@@ -35,11 +35,19 @@ Cells = dict[str, dict[str, dict[int, Curve]]]
 
 
 def read_cells(out: Path, rate_seed: int) -> Cells:
-    """Return curves by task, method and seed, without those that chose the learning rate."""
+    """Return curves by task, method and seed, without those that chose the learning rate.
+
+    Times are comparable within a heat. Of two heats of a task and a seed the newer one counts.
+    """
+    held = [json.loads(path.read_text()) for path in sorted((out / "cells").glob("*.json"))]
+    held = [cell for cell in held if cell["seed"] != rate_seed]
+    newest: dict[tuple[str, int], str] = {}  # a heat's name ends with its date
+    for cell in held:
+        key = cell["task"], cell["seed"]
+        newest[key] = max(newest.get(key, ""), cell.get("heat", ""))
     found: Any = defaultdict(lambda: defaultdict(dict))
-    for path in sorted((out / "cells").glob("*.json")):
-        cell = json.loads(path.read_text())
-        if cell["seed"] != rate_seed:
+    for cell in held:
+        if cell.get("heat", "") == newest[cell["task"], cell["seed"]]:
             found[cell["task"]][cell["method"]][cell["seed"]] = cell["curve"]
     return found
 

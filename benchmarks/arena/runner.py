@@ -1,4 +1,4 @@
-"""Which cells there are, and running them: in local processes, or on a Ray cluster."""
+"""Which cells and heats there are, and running them: in local processes, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 import multiprocessing
 import os
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from .cell import run
+from .cell import run_heat
 from .methods import METHODS
 from .tasks import HELD_BACK, TASKS
 
@@ -50,38 +51,50 @@ def best_rate(out: Path, task: str, method: str) -> float | None:
     return min(ends, key=lambda rate: (ends[rate] != ends[rate], ends[rate]))
 
 
-def finish(job: Job, out: Path, commit: str, **limits: float) -> str:
-    """Run a cell unless it is there, within the limits of `run`; return a line about it."""
-    path = out / "cells" / job.name
-    if path.exists():
-        return f"{job.name}: there"
-    if job.seed == RATE_SEED:
+def heats(jobs: Iterable[Job]) -> list[list[Job]]:
+    """Put cells of the same task and seed together: they train in turn, in one process."""
+    found: dict[tuple[str, int], list[Job]] = {}
+    for job in jobs:
+        found.setdefault((job.task, job.seed), []).append(job)
+    return list(found.values())
+
+
+def finish(heat: list[Job], out: Path, commit: str, **limits: float) -> str:
+    """Run the cells of a heat within the limits of `run_heat`; return a line about each."""
+    task, seed = heat[0].task, heat[0].seed
+    if seed == RATE_SEED:
         limits = {"share": RATE_SHARE}
-    found = run(*job, **limits)
-    found["commit"] = commit
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(found) + "\n")
-    partial.replace(path)
-    return f"{job.name}: {found['curve'][-1][2]:.4f} after {found['updates']} updates"
+    named = f"{task}, seed {seed}, {datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
+    (out / "cells").mkdir(parents=True, exist_ok=True)
+    lines = []
+    results = run_heat(task, [(job.method, job.rate) for job in heat], seed, **limits)
+    for job, found in zip(heat, results, strict=True):
+        path = out / "cells" / job.name
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps({**found, "heat": named, "commit": commit}) + "\n")
+        partial.replace(path)
+        lines.append(f"{job.name}: {found['curve'][-1][2]:.4f} after {found['updates']} updates")
+    return "\n".join(lines)
 
 
-def run_local(todo: Iterable[Job], out: Path, commit: str, processes: int, **limits: float) -> None:
-    """Run cells in local processes, one thread each."""
+def run_local(
+    todo: list[list[Job]], out: Path, commit: str, processes: int, **limits: float
+) -> None:
+    """Run heats in local processes, one thread each."""
     os.environ["OMP_NUM_THREADS"] = "1"  # numpy's threads too: they wait busily
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=1) as pool:
-        found = [pool.apply_async(finish, (job, out, commit), limits) for job in todo]
+        found = [pool.apply_async(finish, (heat, out, commit), limits) for heat in todo]
         for i, one in enumerate(found):
             print(f"[{i + 1}/{len(found)}] {one.get()}", flush=True)
 
 
-def run_ray(todo: Iterable[Job], out: Path, commit: str, **limits: float) -> None:
-    """Run cells on a Ray cluster whose machines share the results folder."""
+def run_ray(todo: list[list[Job]], out: Path, commit: str, **limits: float) -> None:
+    """Run heats on a Ray cluster whose machines share the results folder."""
     import ray
 
     ray.init(address="auto")
     remote = ray.remote(num_cpus=1)(finish)
-    waiting = [remote.remote(job, out.resolve(), commit, **limits) for job in todo]
+    waiting = [remote.remote(heat, out.resolve(), commit, **limits) for heat in todo]
     while waiting:
         (done,), waiting = ray.wait(waiting)
         print(ray.get(done), flush=True)
