@@ -155,5 +155,5 @@ def test_arrays_with_more_symbols_than_the_model_has_are_refused(tmp_path):
     names = [f"{s}_{part}" for s in ("train", "valid", "test") for part in ("inputs", "targets")]
     np.savez(tmp_path / "a.npz", **dict.fromkeys(names, symbols))
     config = PRESETS["paper"].changed(k=2, data=str(tmp_path / "a.npz"), data_symbols=2)
-    with pytest.raises(ValueError, match="takes --data-symbols 4, got 2"):
+    with pytest.raises(ValueError, match="needs --data-symbols 4, got 2"):
         config.streams()

@@ -115,5 +115,5 @@ def test_what_is_no_norm_is_refused(bad):
         at.bias_bound(phi, fit, broken)
     unseen = np.array([np.nan, *phi[1:]])
     assert np.isfinite(at.bias_bound(unseen, fit).absolute).all()
-    with pytest.raises(ValueError, match="number of lags"):
+    with pytest.raises(ValueError, match="it counts lags"):
         at.bias_bound(phi, fit).relative_at(-1)
