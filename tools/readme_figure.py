@@ -25,10 +25,10 @@ METHODS = {"detach 35": ("0.4", "detach every 35"), "ours, 20": ("#d55e00", "thi
 PLACES = {
     ("recall", "detach 35"): (1.0, (0, -14)),
     ("recall", "ours, 20"): (1.0, (0, 7)),
-    ("copy", "detach 35"): (1.0, (0, 34)),
-    ("copy", "ours, 20"): (0.78, (-4, -12)),
-    ("digits", "detach 35"): (1.0, (0, 9)),
-    ("digits", "ours, 20"): (1.0, (0, -14)),
+    ("copy", "detach 35"): (1.0, (0, -14)),
+    ("copy", "ours, 20"): (0.95, (0, 24)),
+    ("digits", "detach 35"): (1.0, (0, -14)),
+    ("digits", "ours, 20"): (1.0, (0, 9)),
 }
 
 

@@ -84,7 +84,7 @@ def draw_regrets(rows: list[dict[str, Any]], path: Path, ours: str) -> None:
             axes.plot(value, i + 0.13 * (seen[place] - 1), "o", color=color, ms=5, alpha=0.8)
     axes.axvline(1.0, color="0.6", lw=1, ls=":")
     axes.set_xscale("log")
-    ticks = [t for t in (0.25, 0.5, 1, 2, 4, 8) if min(known) / 1.2 <= t < edge]
+    ticks = [t for t in (0.25, 0.5, 1, 2, 4, 8) if min(known) / 1.2 <= t < edge / 1.2]
     axes.set_xticks([*ticks, edge], [*(f"{t:g}" for t in ticks), "never"])
     axes.minorticks_off()
     axes.set_yticks(range(len(rows)), [row["method"] for row in reversed(rows)])
