@@ -140,8 +140,7 @@ class AdaptiveTBPTT:
         self.evidence: Evidence | None = None
         self.probed_steps = 0
         self._tally, self._carried = Tally(), CarriedStates()
-        # Steps from the last estimate to the next, and whether the loss was stalled when they were
-        # found; None to find out.
+        # Steps to the next estimate, and whether the loss was stalled when they were found.
         self._wait: tuple[int, bool | None] | None = None
         self._plan, self._prepared = ProbePlan(), False
         self._stream: weakref.ref[Stream] | None = None
@@ -397,7 +396,6 @@ class AdaptiveTBPTT:
         start = None if self.k is None else self.losses_per_window(self.k)
         # While the loss is stalled another K may be needed soon.
         confirmed = 0 if self._tally.trend.stalled else count_confirmed(self.history)
-        # The steps trained at the last estimate: a resumed run must find the same.
-        trained = self.trained_steps - self._tally.since_estimate
-        so_far = SoFar(len(self.history), trained, start, confirmed)
+        then = self.trained_steps - self._tally.since_estimate  # a resumed run finds the same
+        so_far = SoFar(len(self.history), then, start, confirmed)
         return steps_between(self.request, self.estimates_per_epoch, epoch, self.burn_in, so_far)
