@@ -90,32 +90,32 @@ _PPL = {"valid_ppl": "valid PPL", "test_ppl": "test PPL"}
 
 
 _WINDOWS = (
-    "The release's training window is 2K - 1 steps, ours 2K, so that every loss sees lags 0..K; "
-    "its gauge counts phi_tau twice below tau and ours does not. Its state does not follow the "
-    "data: once per 500 steps it misses K - 1 of them and sees K - 1 others twice, and so trains "
-    "on more sequences that are broken off. That alone takes the validation perplexity of "
-    "K = 10 with fixed m from 1.072 to 1.049 after 100 epochs, where the release's own run has "
-    "1.046 (`results/carried-state`). Ours follows the data."
+    "Three differences to the release. Its training window has 2K - 1 steps, ours 2K, so that "
+    "every loss sees the lags 0 to K. Its gauge counts phi_tau twice below tau, ours once. Its "
+    "state does not follow the data: every 500 steps it misses K - 1 steps and sees K - 1 others "
+    "twice, and so it trains on more sequences that are broken off. Ours follows the data. Trained "
+    "the release's way, K = 10 with fixed m reaches a validation perplexity of 1.049 after 100 "
+    "epochs instead of 1.072; the release's own run has 1.046 (`results/carried-state`)."
 )
 
 
 _STITCHED = (
-    "With `--data` these are the arrays released with the paper. In the fixed ones 0 to 600 steps "
-    "at the end of a row, depending on the row, are not whole sequences: the next marker breaks a "
-    "sequence off before it is recalled, and rows repeat each other there. That is 8 % of the "
-    "training data but 29 % of validation and test, so a perplexity a few hundredths above 1 "
-    "measures how well such breaks are handled, not what is remembered. Only 0.5 % of the test "
-    "targets cannot be known, which alone would give 1.007. Without `--data` whole sequences are "
-    "generated.",
+    "With `--data` the arrays are those released with the paper. In the fixed ones the last 0 to "
+    "600 steps of a row are not whole sequences: the next marker breaks a sequence off before it "
+    "is recalled. Rows repeat each other there. Such steps make up 8 % of the training data, but "
+    "29 % of the validation and test data. A perplexity a few hundredths above 1 therefore "
+    "measures how well a model handles the breaks, not what it remembers. Only 0.5 % of the test "
+    "targets cannot be known; these alone would give 1.007. Without `--data` the program generates "
+    "whole sequences.",
     _WINDOWS,
 )
 
 
 _STITCHED_VARIABLE = (
-    "With `--data` these are the arrays released with the paper. Towards the end of a row the next "
-    "marker often breaks a sequence off before it is recalled: 7 % of the training steps belong to "
-    "such sequences, but 25 % of the validation and 28 % of the test steps. Most of the loss comes "
-    "from there (`broken.md`). Without `--data` whole sequences are generated.",
+    "With `--data` the arrays are those released with the paper. Towards the end of a row the next "
+    "marker often breaks a sequence off before it is recalled. Such sequences hold 7 % of the "
+    "training steps, 25 % of the validation and 28 % of the test steps, and cause most of the loss "
+    "(`broken.md`). Without `--data` the program generates whole sequences.",
     _WINDOWS,
 )
 
@@ -148,25 +148,25 @@ _WIKI_PRINTED = _rows("""
 
 
 _SMALL = (
-    "The small preset is another experiment than the paper's, so its numbers are not to be "
-    "compared with those printed: one LSTM layer of 128 units instead of 900 (PTB) or 512 "
-    "(WikiText-2), 16 rows of 10,000 tokens, the first 160,001 of the training split, the first "
-    "32,001 of validation and test, the vocabulary of that slice, the rate scaled by sqrt(K) for "
-    "both. What should carry over is the order of the settings."
+    "The small preset is another experiment than the paper's, so do not compare its numbers with "
+    "the printed ones. It has one LSTM layer of 128 units instead of 900 (PTB) or 512 "
+    "(WikiText-2). It reads 16 rows of 10,000 tokens: the first 160,001 of the training split and "
+    "the first 32,001 of validation and test, with the vocabulary of that slice. The rate is "
+    "scaled by sqrt(K) on both. What should carry over is the order of the settings."
 )
 
 
 _GAUGED = (
-    "Not in the paper. Every setting has the same number of epochs, so the same data; the probes "
-    "of the gauges come on top and are counted in the seconds, which are processor time of the one "
-    "thread. K2 = K is the paper's window; with K2 = 10 the number of updates does not "
-    "fall as K rises. The rate is scaled by sqrt(K2).",
+    "Not in the paper. Every setting has the same number of epochs, so the same data. The probes "
+    "of the gauges read further data, and their time is part of the seconds (processor time, one "
+    "thread). K2 = K is the paper's window. With K2 = 10 a larger K makes no fewer updates. The "
+    "rate is scaled by sqrt(K2).",
 )
 
 
 _SLOW = (
-    "`slow` is the release's gauge, `slow_measured` the measured bias, with K starting at 30 and "
-    "falling by at most 5 % (at least one step) from estimate to estimate; it rises freely."
+    "`slow` is the release's gauge and `slow_measured` the measured bias. In both K starts at 30 "
+    "and falls by at most 5 %, or one step, from one estimate to the next. It may rise at once."
 )
 
 
@@ -285,14 +285,14 @@ EXPERIMENTS: dict[str, Experiment] = {
             ),
             margin=0.015,
             remarks=(
-                "Lower is better in every column. The paper sets the highest validation NLL in "
+                "Lower is better in every column. The paper prints the highest validation NLL in "
                 "bold.",
-                "What a constant does: a Poisson process with the rate of the training split and a "
-                "coin with its frequencies have a validation NLL of -4.958, a test NLL of -5.109, "
-                "an RMSE of 3.945 and a 0-1 loss of 0.487. The paper's test NLL is above that in "
-                "every row; we do not know what in the release makes it so.",
+                "A constant for comparison: a Poisson process with the rate of the training split "
+                "and a coin with its frequencies have a validation NLL of -4.958, a test NLL of "
+                "-5.109, an RMSE of 3.945 and a 0-1 loss of 0.487. The paper's test NLL is above "
+                "that in every row. We do not know why.",
                 "The paper's RMSE, 3.96 to 3.97, is that of a constant too. Ours is the error of "
-                "the expected time with the whole tail of the fitted distribution; a negative w "
+                "the expected time, with the whole tail of the fitted distribution. A negative w "
                 "makes that tail long, and a few predictions of 0.05 and more decide the number.",
             ),
         ),
