@@ -1,7 +1,9 @@
 """Cells of one heat: methods on one task with one seed, in turn, for equal processor time.
 
 The speed of a machine drifts by half within minutes. So the cells of a heat train in one process, a
-slice of time each, again and again: all see the same drift.
+slice of time each, again and again: all see the same drift. A slice is as long as a plain detach
+loop needs at that moment for its share of a task's updates: a slower machine gives more seconds,
+and trains as far.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from .methods import METHODS
 from .tasks import HELD_BACK, TASKS, Task
 
 LOOKS = 30  # validations per cell, one after each slice; their time does not count
+CLOCK, SAMPLE = "detach 35", 4  # the clock is read by a quarter of its updates
 
 
 @torch.no_grad()
@@ -55,35 +58,43 @@ class Cell:
         self.curve = [(0.0, 0, validate(task, self.model))]
         self.ended = False
 
-    def train(self, due: float, budget: float) -> None:
-        """Train until so many processor seconds are used, then look."""
+    def update(self, done: float) -> None:
+        """Train on one window, with the fraction of the budget that is used."""
+        if self._first >= len(self.task.train[0]):
+            self._first = 0
+            self._carried.begin()
+        stop = self._how.update(
+            self.task, self.model, self._optimizer, self._carried, self._first, done
+        )
+        self._updates += 1
+        self._losses += stop - self._first
+        self._first = stop
+
+    def train(self, due: float, since: float, until: float) -> None:
+        """Train until so many processor seconds are used in all, then look.
+
+        Args:
+            due: the seconds.
+            since: fraction of the budget that is used now.
+            until: the same then.
+        """
         if self.ended:
             return
-        steps, began = len(self.task.train[0]), time.process_time()
-        while (passed := time.process_time() - began) < due - self._seconds:
-            if self._first >= steps:
-                self._first = 0
-                self._carried.begin()
-            done = (self._seconds + passed) / budget
-            stop = self._how.update(
-                self.task, self.model, self._optimizer, self._carried, self._first, done
-            )
-            self._updates += 1
-            self._losses += stop - self._first
-            self._first = stop
+        began, length = time.process_time(), max(due - self._seconds, 1e-9)
+        while (passed := time.process_time() - began) < length:
+            self.update(since + (until - since) * passed / length)
         self._seconds += passed
         self.curve.append((round(self._seconds, 3), self._updates, validate(self.task, self.model)))
         loss = self.curve[-1][2]
         self.ended = not math.isfinite(loss) or loss <= self.until
 
-    def result(self, budget: float) -> dict[str, Any]:
+    def result(self) -> dict[str, Any]:
         """Return what a file should keep."""
         return {
             "task": self.task.name,
             "method": self.method,
             "rate": self.rate,
             "seed": self.seed,
-            "budget": budget,
             "updates": self._updates,
             "epochs": self._losses / len(self.task.train[0]),
             "about": self._how.about(),
@@ -98,25 +109,33 @@ def run_heat(
     share: float = 1.0,
     until: float = -math.inf,
 ) -> list[dict[str, Any]]:
-    """Train methods in turn until each has used a share of the task's budget.
+    """Train methods in turn until each has used its time.
 
     Args:
         name: of the task.
         entries: methods and their learning rates.
         seed: of all.
-        share: of the budget; may be above 1.
+        share: of the task's updates; may be above 1.
         until: a cell ends before that once its validation loss is at most this, or no number.
     """
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     task = {**TASKS, **HELD_BACK}[name]
-    budget = task.budget * share
     cells = [Cell(task, method, rate, seed, until) for method, rate in entries]
+    clock = Cell(task, CLOCK, task.rates(35)[0], seed, until)
     looks = max(1, round(LOOKS * share)) if share > 1.0 else LOOKS
+    updates = task.updates * share / looks
+    due, sampled = 0.0, max(1, round(updates / SAMPLE))
+    for _ in range(2):  # the first calls are slow
+        clock.update(0.0)
     for look in range(looks):
+        began = time.process_time()
+        for _ in range(sampled):
+            clock.update(0.0)
+        due += (time.process_time() - began) * updates / sampled
         for cell in cells:
-            cell.train(budget * (look + 1) / looks, budget)
-    return [cell.result(budget) for cell in cells]
+            cell.train(due, look / looks, (look + 1) / looks)
+    return [cell.result() for cell in cells]
 
 
 def run(name: str, method: str, rate: float, seed: int, **limits: float) -> dict[str, Any]:

@@ -241,33 +241,32 @@ class Library(Method):
 
     Args:
         seed: of its draws.
-        controller: made from the seed.
-        losses: K2, at least; None is K.
-        losses_per_k: as in `AdaptiveTBPTT`.
+        controller: made from the seed; None is the recommended one.
+        losses: K2; None is K, or what is recommended.
+        typical: losses of a typical window, for the learning rate; None is `losses`, or 10.
     """
 
     def __init__(
         self,
         seed: int,
         controller: Callable[[int], Any],
-        losses: int | None = None,
-        losses_per_k: float | None = None,
+        losses: Any = None,
+        typical: int | None = None,
     ) -> None:
         super().__init__(seed)
-        self.losses = losses or 10
-        self._seed, self._make, self._k2, self._per_k = seed, controller, losses, losses_per_k
+        self.losses = typical or losses or 10
+        self._seed, self._make, self._k2 = seed, controller, losses
         self._loop: Any = None
         self._windows: Any = iter(())
         self._contexts = self._updates = 0
-        self._stalled: bool | None = None
-        self._turns: list[tuple[int, bool]] = []
+        self._began: int | None = None
 
     def about(self) -> dict[str, Any]:
         """Every K that was chosen, by the step it was chosen at, and the mean context."""
         chosen = [(e.step, e.k) for e in self._loop.history]
         return {
             "k": chosen,
-            "stalled": self._turns,
+            "long_windows_from": self._began,
             "mean_context": self._contexts / max(self._updates, 1),
         }
 
@@ -282,7 +281,6 @@ class Library(Method):
                 task.loss,
                 self._make(self._seed),
                 losses=self._k2,
-                losses_per_k=self._per_k,
                 seed=self._seed,
             )
         window = next(self._windows, None)
@@ -291,14 +289,11 @@ class Library(Method):
             window = next(self._windows)
         window.backward()
         self._contexts += window.first - window.start
-        trend = self._loop._tally.trend.stalled
-        if trend is not self._stalled:
-            self._stalled = trend
-            self._turns.append((self._loop.trained_steps, trend))
+        if self._began is None and self._loop._tally.long.begun:
+            self._began = self._loop.trained_steps
         self._updates += 1
         # SGD's rate is that of windows with `self.losses` losses, and grows with their root.
-        planned = self._loop.losses_per_window(self._loop.k)
-        scale = math.sqrt(planned / self.losses) if task.sgd else 1.0
+        scale = math.sqrt(window._planned / self.losses) if task.sgd else 1.0
         apply(task, model, optimizer, scale)
         return int(window.stop)
 
@@ -307,16 +302,6 @@ def paper(seed: int) -> Any:
     """The paper's Algorithm 1 with the release's bound."""
     gauge = at.truncate.ReleaseGauge()
     return at.BiasTolerance(0.1, k_min=2, k_max=100, lags=100, k_init=10, gauge=gauge)
-
-
-def ours(losses: int) -> Callable[[int], Method]:
-    """The library's default, with the number of losses to start from."""
-
-    def make(seed: int) -> Any:
-        base = at.truncate.BestPace(128)
-        return at.Unbiased(128, 0.5, seed=seed, when_stalled=True, base=base)
-
-    return lambda seed: Library(seed, make, losses, 1.0)
 
 
 METHODS: dict[str, Callable[[int], Method]] = {
@@ -334,8 +319,6 @@ METHODS: dict[str, Callable[[int], Method]] = {
     "levels, delta 0.1, 35": lambda seed: Library(seed, lambda _: at.BiasTolerance(0.1), 35),
     "full": lambda seed: Fixed(seed, 10_000),
     "telescope": lambda seed: Telescope(seed, 35, (1, 2, 4, 8)),
-    "pace, 20": lambda seed: Library(seed, lambda _: at.truncate.BestPace(), 20, 1.0),
-    "ours, 10": ours(10),
-    "ours, 20": ours(20),
-    "ours, 35": ours(35),
+    "unbiased, 35": lambda seed: Library(seed, lambda s: at.Unbiased(128, seed=s), 35),
+    "ours": lambda seed: Library(seed, lambda _: None, typical=20),
 }

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from .cell import LOOKS
 from .tasks import HELD_BACK, TASKS, Task
 
 FIXED = (
@@ -29,7 +30,7 @@ FIXED = (
     "context 140",
     "full",
 )
-OURS = "ours, 20"
+OURS = "ours"
 Curve = list[list[float]]
 Cells = dict[str, dict[str, dict[int, Curve]]]
 
@@ -54,8 +55,7 @@ def read_cells(out: Path, rate_seed: int) -> Cells:
 
 def counted(curve: Curve, task: Task) -> Curve:
     """Return what counts of a curve: looks within the budget, losses down to solved."""
-    last = 1.02 * task.budget  # a look comes after the update that uses the budget up
-    return [[t, n, max(v, task.solved)] for t, n, v in curve if t <= last]
+    return [[t, n, max(v, task.solved)] for t, n, v in curve[: LOOKS + 1]]
 
 
 def best_so_far(curve: Curve, smooth: bool = True) -> tuple[list[float], list[float]]:
@@ -195,8 +195,8 @@ def write_table(
     out: Path,
     rate_seed: int,
     ours: str = OURS,
-    seeds: Sequence[int] = (0, 1, 2),
-    fresh: Sequence[int] = (3, 4),
+    seeds: Sequence[int] = (10, 11, 12),
+    fresh: Sequence[int] = (13, 14),
 ) -> None:
     """Write `table.md`, `fresh.md` and the figures from the cells there are."""
     from .figures import draw_curves, draw_regrets

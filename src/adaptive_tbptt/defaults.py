@@ -8,11 +8,14 @@ LOSSES = 35
 UPDATE_LOSSES = 20
 """Losses per window of the recommended loop, at least (`benchmarks/arena`)."""
 
+GUESS_DELTA = 0.2
+"""Bias that the recommended loop aims at (`benchmarks/arena`)."""
+
 CONTEXT = 128
 """Longest context of the recommended loop."""
 
-SHARE = 0.5
-"""Expected steps of the random contexts while the loss stalls, relative to the rest of a window."""
+LONG_WINDOWS = 160
+"""Losses of the long windows of the recommended loop (`benchmarks/arena`)."""
 
 DELTA = 0.1
 """Tolerated bias that `diagnose` recommends for; the paper's most careful setting."""

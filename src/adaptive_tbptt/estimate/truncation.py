@@ -22,8 +22,8 @@ class Outcome(Enum):
         NO_BOUND: at every k the cut part may outweigh the kept part; k_max is used.
         UNRESOLVED: noise hides the answer; more samples are needed.
         HELD_BACK: a wrapper keeps k below the one that meets delta.
-        BEST_PACE: no delta was asked for; k gains most per step of work.
-        KEPT: no delta was asked for, and noise hides which k gains most.
+        BEST_GUESS: the estimate at k meets delta; its upper limit may not.
+        KEPT: noise hides which k would be the best guess.
     """
 
     MET = "met"
@@ -34,8 +34,8 @@ class Outcome(Enum):
     NO_BOUND = "the relative bias has no bound"
     UNRESOLVED = "hidden by noise, more samples are needed"
     HELD_BACK = "held back by a wrapper"
-    BEST_PACE = "gains most per step of work"
-    KEPT = "noise hides which k gains most"
+    BEST_GUESS = "probably met"
+    KEPT = "noise hides the best guess"
 
     @property
     def met(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,10 +21,17 @@ from ..model.objective import CountLosses, Objective
 from ..model.recurrent import LossFn, Recurrent
 from ..truncate.controller import Controller, TruncationState
 from ..truncate.remedies import what_to_do
-from .arguments import as_controller, check_controller, check_losses, check_recompute
+from .arguments import (
+    as_controller,
+    check_controller,
+    check_long_windows,
+    check_losses,
+    check_recompute,
+)
 from .carried_states import CarriedStates, start_state
 from .epoch import Windows
 from .estimates import Estimate, pack_history, unpack_history
+from .long_windows import LongWindows
 from .schedule import SoFar, check_schedule, count_confirmed, steps_between
 from .window import Span, Tally, Window
 
@@ -39,10 +45,10 @@ class AdaptiveTBPTT:
         model: any recurrent module; see `adaptive_tbptt.model`.
         loss_fn: `loss_fn(outputs, targets)`, called once for all losses of a window. Any scalar
             but a sum over steps: a mean, or a loss that is normalised over the window.
-        controller: how to truncate. None is the recommended way: the context with the best pace
-            (`BestPace`), random contexts beyond it while the loss stalls (`Unbiased`), windows of
-            at least 20 losses and at least as many as steps of context. A whole number is
-            `FixedTruncation(k)`, a fraction `BiasTolerance(delta)`.
+        controller: how to truncate. None is the recommended way: the shortest context with an
+            estimated bias of at most 0.2 (`BestGuess`), windows of at least 20 losses and at least
+            as many as steps of context, and long windows among them once the training loss has
+            stalled. A whole number is `FixedTruncation(k)`, a fraction `BiasTolerance(delta)`.
         losses: K2, the steps of a window that carry a loss; None is `losses_per_k` times K. The
             window is K + K2 steps, so that every loss sees lags 0..K whatever K2 is.
         losses_per_k: K2 as a multiple of K; None is 1, the paper's choice, unless you pass
@@ -51,7 +57,7 @@ class AdaptiveTBPTT:
             a window then sees lag 0 alone, and no bound holds.
         estimates_per_epoch: how often to estimate K (alpha in the paper). None is once with the
             paper's gauges. `MeasuredGauge` estimates again each time that the trained steps have
-            grown by 5 %. After the first two, estimates read at most 5 % as many steps as training.
+            grown by 5 %. After the first, estimates read at most 5 % as many steps as training.
             The recommended loop waits up to four times as long while estimates change nothing.
         estimate_every: steps between estimates; the paper's gauges need it if the stream's length
             is unknown.
@@ -64,6 +70,8 @@ class AdaptiveTBPTT:
         ranks: the processes that train together; None is all of torch.distributed if it is
             initialised. Pass each the whole stream: it trains on its share of the rows, while
             gradients, probes and K are those of all rows.
+        long_windows: losses of the long windows that take half of the steps once the training loss
+            has stalled; 0 for none. None is 0, and 160 in the recommended loop.
         recompute: the most steps of a window to hold in memory for the backward pass; it runs the
             others again, some steps at a time. None holds the whole window.
 
@@ -111,13 +119,16 @@ class AdaptiveTBPTT:
         state_batch_dim: int | None = None,
         seed: int = 0,
         ranks: Ranks | None = None,
+        long_windows: int | None = None,
         recompute: int | None = None,
     ) -> None:
         if controller is None:
             losses = defaults.UPDATE_LOSSES if losses is None else losses
             losses_per_k = 1.0 if losses_per_k is None else losses_per_k
+            long_windows = defaults.LONG_WINDOWS if long_windows is None else long_windows
         check_losses(losses, losses_per_k)
         check_schedule(estimates_per_epoch, estimate_every, burn_in)
+        check_long_windows(long_windows)
         check_recompute(recompute)
         self.objective = Objective.of(
             model,
@@ -134,14 +145,15 @@ class AdaptiveTBPTT:
         self.losses, self.losses_per_k, self.overlap = losses, losses_per_k, overlap
         self.estimates_per_epoch, self.estimate_every = estimates_per_epoch, estimate_every
         self.burn_in, self.recompute = burn_in, recompute
+        self.long_windows = long_windows or 0
         self.truncation: TruncationState = self.controller.init()
         self.history: list[Estimate] = []
         self._outcomes: set[str] = set()  # those in the history: each is warned of once
         self.evidence: Evidence | None = None
         self.probed_steps = 0
-        self._tally, self._carried = Tally(), CarriedStates()
-        # Steps to the next estimate, and whether the loss was stalled when they were found.
-        self._wait: tuple[int, bool | None] | None = None
+        self._tally = Tally(long=LongWindows(self.long_windows))
+        self._carried = CarriedStates()
+        self._wait: int | None = None  # steps to the next estimate
         self._plan, self._prepared = ProbePlan(), False
         self._stream: weakref.ref[Stream] | None = None
         self._generator = torch.Generator().manual_seed(seed)
@@ -260,7 +272,7 @@ class AdaptiveTBPTT:
                 return None
         evidence = request.measure(source)
         self.evidence = evidence
-        self.truncation = self.ranks.share(self.controller.update(self._watched, evidence))
+        self.truncation = self.ranks.share(self.controller.update(self.truncation, evidence))
         self.probed_steps += request.batches * (source.warm_up_steps + request.steps)
         self._tally.since_estimate, self._wait = 0, None
         estimate = Estimate.of(self.truncation, self.trained_steps)
@@ -298,6 +310,7 @@ class AdaptiveTBPTT:
             "since_estimate": self._tally.since_estimate,
             "reach": self.reach,
             "trend": self._tally.trend.state_dict(),
+            "long_windows": [self._tally.long.begun, self._tally.long.owed],
             "generator": self._generator.get_state(),
         }
 
@@ -308,7 +321,8 @@ class AdaptiveTBPTT:
         self.history = unpack_history(saved["history"])
         self._outcomes = {e.outcome for e in self.history}
         self._tally = Tally(saved["trained_steps"], saved["since_estimate"], tuple(saved["reach"]))
-        if "trend" in saved:  # older checkpoints have none
+        self._tally.long = LongWindows(self.long_windows, *saved.get("long_windows", []))
+        if "trend" in saved:  # older checkpoints have neither
             self._tally.trend.load_state_dict(saved["trend"])
         self.probed_steps = saved["probed_steps"]
         self._stream = self._wait = None
@@ -353,22 +367,16 @@ class AdaptiveTBPTT:
             window.pass_on()
         stream.next_epoch()
 
-    @property
-    def _watched(self) -> TruncationState:
-        """The state of the controller, with what the loop has seen of the loss."""
-        if self.truncation.stalled is not self._tally.trend.stalled:
-            self.truncation = replace(self.truncation, stalled=self._tally.trend.stalled)
-        return self.truncation
-
     def _next_span(self, stream: Stream) -> Span:
         """Return the span of the window at the stream's cursor."""
-        first, planned = stream.cursor, self.losses_per_window(self.truncation.known_k)
-        k, factors = self.controller.context(self._watched, planned, self.trained_steps)
+        first, usual = stream.cursor, self.losses_per_window(self.truncation.known_k)
+        k, factors = self.controller.context(self.truncation, usual, self.trained_steps)
+        planned = self._tally.long.next_losses(usual)
         start = max(first - k, self._carried.oldest) if self.overlap else first
         at = {first - back: factor for back, factor in factors if first - back > start}
         stop = stream.available(first + planned)
         following = stop - (self.truncation.known_k if self.overlap else 0)
-        return Span(k, start, first, stop, planned, following, at)
+        return Span(k, start, first, stop, planned, following, planned != usual, at)
 
     def _not_of(self, stream: Stream) -> ValueError:
         return ValueError(
@@ -379,13 +387,13 @@ class AdaptiveTBPTT:
     def _estimate_is_due(self, stream: Stream) -> bool:
         if self.truncation.k is None:
             return True
-        since, stalled = self._tally.since_estimate, self._tally.trend.stalled
+        since = self._tally.since_estimate
         if self.estimate_every is not None:
             return since >= self.estimate_every
-        if self._wait is None or self._wait[1] is not stalled:  # most windows need not ask again
+        if self._wait is None:  # most windows need not ask again
             length = None if stream.length is None else stream.length - stream.burn_in
-            self._wait = self.steps_between_estimates(length), stalled
-        return since >= self._wait[0]
+            self._wait = self.steps_between_estimates(length)
+        return since >= self._wait
 
     def steps_between_estimates(self, epoch: int | None) -> int:
         """Return the steps from one estimate to the next.
@@ -393,9 +401,6 @@ class AdaptiveTBPTT:
         Args:
             epoch: steps of an epoch; None if the stream's length is unknown.
         """
-        start = None if self.k is None else self.losses_per_window(self.k)
-        # While the loss is stalled another K may be needed soon.
-        confirmed = 0 if self._tally.trend.stalled else count_confirmed(self.history)
         then = self.trained_steps - self._tally.since_estimate  # a resumed run finds the same
-        so_far = SoFar(len(self.history), then, start, confirmed)
+        so_far = SoFar(len(self.history), then, count_confirmed(self.history))
         return steps_between(self.request, self.estimates_per_epoch, epoch, self.burn_in, so_far)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from numbers import Integral, Real
 
-from .. import defaults
-from ..truncate.best_pace import BestPace
+from ..truncate.best_guess import BestGuess
 from ..truncate.bias_tolerance import BiasTolerance
 from ..truncate.controller import Controller
 from ..truncate.fixed import FixedTruncation
@@ -16,7 +15,7 @@ from ..truncate.wrappers import Wrapper
 def as_controller(truncation: Controller | float | None) -> Controller:
     """Return a controller; a number between 0 and 1 is a tolerance, a whole number is K.
 
-    None is the recommended one: a context chosen for its pace, and random ones beyond it.
+    None is the recommended one: `BestGuess`.
 
     >>> as_controller(35)
     FixedTruncation(k=35)
@@ -29,8 +28,7 @@ def as_controller(truncation: Controller | float | None) -> Controller:
             f"its own: pass Unbiased(..., base={type(truncation).__name__}(...))"
         )
     if truncation is None:
-        base = BestPace(defaults.CONTEXT)
-        return Unbiased(defaults.CONTEXT, defaults.SHARE, when_stalled=True, base=base)
+        return BestGuess()
     if isinstance(truncation, Controller):
         return truncation
     if isinstance(truncation, Integral) and not isinstance(truncation, bool):
@@ -59,6 +57,17 @@ def check_losses(losses: int | None, losses_per_k: float | None) -> None:
         raise ValueError(f"losses must be at least 1 step, got {losses}")
     if losses_per_k is not None and not losses_per_k > 0.0:
         raise ValueError(f"losses_per_k must be positive, got {losses_per_k}")
+
+
+def check_long_windows(losses: int | None) -> None:
+    """Refuse a length of long windows that is no whole number from 0 on."""
+    if losses is None:
+        return
+    if isinstance(losses, bool) or not isinstance(losses, Integral) or losses < 0:
+        raise ValueError(
+            "long_windows is the number of losses of a long window, such as 160, or 0 for none; "
+            f"got {losses!r}"
+        )
 
 
 def check_recompute(recompute: int | None) -> None:

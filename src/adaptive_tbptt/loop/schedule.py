@@ -11,8 +11,7 @@ from ..estimate.truncation import Outcome
 from ..measure.sampling import LevelRequest, Request
 from .estimates import Estimate
 
-FEW = 8  # arbitrary: updates before the first estimate of a controller that starts with some k
-EARLY = 4  # arbitrary: the second estimate need not wait until it is affordable
+EARLY = 4  # arbitrary: the first estimate need not wait until it is affordable
 STEADY = 2  # arbitrary: how often the wait may double
 
 
@@ -22,13 +21,11 @@ class SoFar(NamedTuple):
     Attributes:
         estimates: estimates of K.
         trained: steps trained on.
-        losses: losses of its windows; None if K is not known yet.
         confirmed: newest estimates in a row that found the K in use to have the best pace.
     """
 
     estimates: int
     trained: int
-    losses: int | None
     confirmed: int = 0
 
 
@@ -40,7 +37,7 @@ def count_confirmed(history: Sequence[Estimate]) -> int:
     newest = history[-STEADY - 1 :]
     count = 0
     for before, after in zip(newest[-2::-1], newest[:0:-1], strict=True):
-        if after.outcome != Outcome.BEST_PACE.name or after.k != before.k:
+        if after.outcome != Outcome.BEST_GUESS.name or after.k != before.k:
             break
         count += 1
     return count
@@ -53,8 +50,8 @@ def steps_between(
 
     The paper's gauges estimate once per epoch. Parameters move fast at first, so `MeasuredGauge`
     estimates again each time that the trained steps have grown by a share. Neither reads more than
-    that share of the steps of training, after the first two estimates. An estimate that confirms
-    the K in use doubles the wait for the next one, twice at most.
+    that share of the steps of training, after the first estimate. An estimate that confirms the K
+    in use doubles the wait for the next one, twice at most.
 
     Args:
         request: what an estimate measures.
@@ -75,9 +72,7 @@ def steps_between(
     affordable = math.ceil(cost / defaults.ESTIMATE_SHARE)
     if not by_level:
         return max(epoch or 0, affordable)
-    if so_far.estimates == 0 and so_far.losses is not None:
-        return FEW * so_far.losses
-    if so_far.estimates < 2:
+    if so_far.estimates == 0:
         return affordable // EARLY
     news = math.ceil(so_far.trained * defaults.ESTIMATE_SHARE)
     return max(affordable, news) << so_far.confirmed

@@ -18,6 +18,7 @@ from ..data.stream import Stream
 from ..distributed.ranks import Ranks
 from ..model.objective import Objective
 from .carried_states import CarriedStates
+from .long_windows import LongWindows
 from .loss_trend import LossTrend
 from .window_pass import Recompute, WindowPass, window_forward
 
@@ -32,6 +33,7 @@ class Span(NamedTuple):
         stop: the step after the last.
         planned: K2 as planned; the last window of an epoch may carry fewer.
         following: where the next window starts if K stays.
+        long: whether it is one of `LongWindows`.
         factors: by step of the stream, the factor on the gradient of the state there.
     """
 
@@ -41,6 +43,7 @@ class Span(NamedTuple):
     stop: int
     planned: int
     following: int
+    long: bool = False
     factors: dict[int, float] = {}  # noqa: RUF012 - never written to
 
 
@@ -53,7 +56,8 @@ class Tally:
         since_estimate: the same since the last estimate of K.
         reach: the largest lag that the first and the last loss of the newest window saw.
         warned: whether a NaN loss was reported.
-        trend: whether the loss still falls.
+        trend: whether the loss of usual windows still falls.
+        long: which windows are long.
         joins: whether outputs of pieces can be joined; None until a window asked.
     """
 
@@ -62,6 +66,7 @@ class Tally:
     reach: tuple[int, int] = (0, 0)
     warned: bool = False
     trend: LossTrend = field(default_factory=LossTrend)
+    long: LongWindows = field(default_factory=lambda: LongWindows(0))
     joins: bool | None = None
 
 
@@ -97,7 +102,7 @@ class Window:
         recompute: int | None = None,
     ) -> None:
         self.k, self.start, self.first, self.stop = span[:4]
-        self._planned, self._following, self.factors = span[4:]
+        self._planned, self._following, self._long, self.factors = span[4:]
         self.losses = self.steps = self.stop - self.first
         self.reach = self.first - self.start, self.stop - 1 - self.start
         self.weight: float | None = None
@@ -157,8 +162,16 @@ class Window:
         self._tally.since_estimate += self.steps
         if not self._passed:
             self._stream.cursor = self.stop
-        if self._ranks.count == 1 and self.weight > 0:
-            self._tally.trend.add(result.loss)
+        if self._ranks.count == 1:
+            self._note(result.loss)
+
+    def _note(self, loss: Tensor) -> None:
+        """Tell the trend, and which windows are to be long; on all processes the same."""
+        assert self.weight is not None
+        tally = self._tally
+        if self.weight > 0 and not self._long:
+            tally.trend.add(loss)
+        tally.long.note(self.steps, self._long, bool(tally.trend.stalled))
 
     def _marks(self, context: int, segment: Segment) -> list[int]:
         """Return the step where the next window starts, so that its state is held."""
@@ -219,6 +232,5 @@ class Window:
             # are all masked may have a loss in the format of its state.
             loss = loss if loss.dtype == torch.float64 else loss.float()
             loss, self.weight = self._ranks.average(parameters, loss, self.weight)
-            if self.weight > 0:
-                self._tally.trend.add(loss)
+            self._note(loss)
         return loss

@@ -1,6 +1,6 @@
 """How far back: controllers turn measurements into K, and read them with gauges."""
 
-from .best_pace import BestPace
+from .best_guess import BestGuess
 from .bias_tolerance import BiasTolerance
 from .controller import Context, Controller, TruncationState
 from .fixed import FixedTruncation
@@ -9,7 +9,7 @@ from .unbiased import Unbiased
 from .wrappers import Bucketed, Limited, RateLimited
 
 __all__ = [
-    "BestPace",
+    "BestGuess",
     "BiasTolerance",
     "Bucketed",
     "Context",

@@ -29,8 +29,6 @@ class TruncationState:
         inner: the state of the wrapped controller.
         evidence: measurements of recent estimates that still count.
         curve: the bias curve behind the decision; not saved.
-        stalled: whether the training loss has stopped falling, as the loop sees it; None if that is
-            unknown. The loop sets it, and saves it elsewhere.
     """
 
     k: int | None
@@ -39,7 +37,6 @@ class TruncationState:
     inner: TruncationState | None = None
     evidence: LevelSums | None = field(default=None, repr=False, compare=False)
     curve: Curve | None = field(default=None, repr=False, compare=False)
-    stalled: bool | None = field(default=None, compare=False)
 
     @property
     def known_k(self) -> int:

@@ -61,16 +61,11 @@ class Unbiased(Controller):
         share: expected steps of the random levels, relative to those that always run.
         fall: probability of each level relative to the one before it.
         seed: of the draws, which depend only on it and on the steps trained so far.
-        when_stalled: draw only while the training loss has stopped falling; otherwise the context
-            is that of `base`, and the gradient has the bias that `base` leaves.
-        base: chooses the context that always runs: `FixedTruncation(0)` for none, `BestPace` or
+        base: chooses the context that always runs: `FixedTruncation(0)` for none, `BestGuess` or
             `BiasTolerance` with a k_max that is not larger.
 
     Choosing k_max: it bounds memory. Choosing share: smaller values cost less and add noise, since
     rare levels have larger weights.
-
-    Choosing when_stalled: while short lags reduce the loss, rare long ones add noise and little
-    else. Once the loss stalls, time spent on looking further back is time well spent.
 
     If `base` measures by level, a log keeps two numbers per estimate, for windows of `losses`
     losses: `random.context`, the mean context, and `random.noise`, by what share drawing increases
@@ -90,7 +85,6 @@ class Unbiased(Controller):
     share: float = 0.2
     fall: float = 0.5
     seed: int = 0
-    when_stalled: bool = False
     base: Controller = field(default_factory=lambda: FixedTruncation(0))
 
     def __post_init__(self) -> None:
@@ -133,8 +127,6 @@ class Unbiased(Controller):
     def context(self, state: TruncationState, losses: int, step: int) -> Context:
         """Draw the context of this window, and the factor at the younger end of each level."""
         always = self.base.context(state, losses, step)
-        if self.when_stalled and not state.stalled:
-            return always
         # One number decides all levels, so that a level runs only with those before it.
         drawn = draw(self.seed, step / losses)
         levels = ((0, 1.0), *self.levels(losses, always.k))
@@ -163,8 +155,7 @@ class Unbiased(Controller):
     def brief(self, state: TruncationState, evidence: Evidence) -> dict[str, Any]:
         """Return what `base` keeps, and what drawing costs and adds to the gradient's noise."""
         kept = self.base.brief(state, evidence)
-        waits = self.when_stalled and not state.stalled
-        if waits or not isinstance(evidence, LevelSums) or state.k is None:
+        if not isinstance(evidence, LevelSums) or state.k is None:
             return kept
         levels, losses = self.levels(evidence.losses, state.k), evidence.losses
         random = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import require_whole
@@ -40,8 +40,7 @@ class Wrapper(Controller):
 
     def update(self, state: TruncationState, evidence: Evidence) -> TruncationState:
         """Let the wrapped controller choose, then change its choice."""
-        seen = replace(_inner(state), stalled=state.stalled)
-        inner = self.controller.update(seen, evidence)
+        inner = self.controller.update(_inner(state), evidence)
         assert inner.k is not None
         # A controller that starts with some k has chosen none before its first estimate.
         k = self.change(inner.k, state.k or None)
