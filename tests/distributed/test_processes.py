@@ -143,9 +143,10 @@ def test_two_processes_train_as_one_does(tmp_path, masked, control):
 
 
 def test_two_processes_follow_the_recommended_loop_as_one_does(tmp_path):
-    """Both draw the same random contexts, and add up the same levels."""
-    base = at.truncate.BestPace(k_max=12)
+    """Both draw the same random contexts, add up the same levels, and agree about long windows."""
+    base = at.truncate.BestGuess(k_max=12)
     options = {"control": at.Unbiased(24, 0.5, base=base), "losses": 3, "losses_per_k": 1.0}
+    options["long_windows"] = 9
     parameters, losses, ks = train_own_loop(**options)
     theirs, their_losses, their_ks = on_ranks(tmp_path, 2, train_own_loop, **options)
     assert their_ks == ks

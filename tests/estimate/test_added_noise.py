@@ -41,7 +41,7 @@ def test_a_context_that_always_runs_adds_none(sums):
 
 
 def test_a_log_keeps_noise_and_cost(sums):
-    rule = at.Unbiased(40, share=0.5, base=at.truncate.BestPace(k_max=40))
+    rule = at.Unbiased(40, share=0.5, base=at.truncate.BestGuess(k_max=40))
     state = rule.update(rule.init(), sums)
     kept = rule.brief(state, sums)["random"]
     assert kept["noise"] == pytest.approx(added_noise(sums, rule.levels(5, state.k)), rel=1e-3)

@@ -120,7 +120,7 @@ CONTROLLERS = {
         {"estimate_every": 30},
     ),
     "recommended": (
-        lambda: at.Unbiased(12, 0.5, base=at.truncate.BestPace(k_max=8)),
+        lambda: at.Unbiased(12, 0.5, base=at.truncate.BestGuess(k_max=8)),
         {"losses": 3, "losses_per_k": 1.0, "estimate_every": 30},
     ),
 }

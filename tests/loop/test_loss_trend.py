@@ -73,35 +73,6 @@ def test_a_trend_that_was_saved_goes_on_as_if_it_had_not_been():
         assert second.state_dict() == whole.state_dict()
 
 
-class Constant(nn.Module):
-    """Learns nothing, whatever is done."""
-
-    def __init__(self):
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor(1e-3))
-
-    def forward(self, x, state=None):
-        state = x.new_zeros(x.shape[1], 1) if state is None else state
-        outputs = []
-        for step in x:
-            state = 0.9 * state + step
-            outputs.append(state)
-        return self.scale * torch.stack(outputs), state
-
-
-def test_random_contexts_wait_until_the_loss_stalls():
-    torch.manual_seed(0)
-    stream = at.SequenceStream(torch.randn(4000, 2, 1), torch.randn(4000, 2, 1))
-    controller = at.Unbiased(40, 0.5, when_stalled=True)
-    tbptt = at.AdaptiveTBPTT(Constant(), F.mse_loss, controller, losses=10)
-    contexts = []
-    for window in tbptt.windows(stream):
-        window.backward()  # no step: the loss stays where it is
-        contexts.append(window.first - window.start)
-    assert set(contexts[:128]) == {0}
-    assert set(contexts[128:]) == {0, 10, 20, 40}
-
-
 def test_windows_without_a_loss_do_not_count():
     x, y = torch.randn(600, 2, 3), torch.full((600, 2), -100)
     y[::50] = 1

@@ -1,8 +1,5 @@
 """The recommended loop: `AdaptiveTBPTT(model, loss_fn)`."""
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,7 +8,7 @@ from torch.nn import functional as F
 import adaptive_tbptt as at
 from adaptive_tbptt.loop.estimates import Estimate
 from adaptive_tbptt.loop.schedule import SoFar, count_confirmed, steps_between
-from adaptive_tbptt.truncate import BestPace
+from adaptive_tbptt.truncate import BestGuess
 
 
 class Recall(nn.Module):
@@ -42,9 +39,11 @@ def train(tbptt, stream, epochs, optimizer):
 
 def test_nothing_but_model_and_loss_is_needed():
     tbptt = at.AdaptiveTBPTT(nn.GRU(2, 2), F.mse_loss)
-    assert tbptt.controller == at.Unbiased(128, 0.5, when_stalled=True, base=BestPace(128))
-    assert (tbptt.losses, tbptt.losses_per_k, tbptt.k) == (20, 1.0, 0)
+    assert tbptt.controller == BestGuess(delta=0.2, k_max=128)
+    assert (tbptt.losses, tbptt.losses_per_k, tbptt.long_windows, tbptt.k) == (20, 1.0, 160, 0)
     assert at.AdaptiveTBPTT(nn.GRU(2, 2), F.mse_loss, losses=35).losses == 35
+    assert at.AdaptiveTBPTT(nn.GRU(2, 2), F.mse_loss, long_windows=0).long_windows == 0
+    assert at.AdaptiveTBPTT(nn.GRU(2, 2), F.mse_loss, 35).long_windows == 0
 
 
 @pytest.mark.parametrize(
@@ -72,8 +71,10 @@ def test_context_and_losses_grow_once_the_gradient_comes_from_far_back():
     model = Recall()
     with torch.no_grad():  # a long memory from the start, so that the test is short
         model.core.bias_hh_l0[16:32] = 3.0
-    controller = at.Unbiased(64, base=BestPace(k_max=64))
-    tbptt = at.AdaptiveTBPTT(model, F.mse_loss, controller, losses=10, losses_per_k=1.0)
+    controller = at.Unbiased(64, base=BestGuess(k_max=64))
+    tbptt = at.AdaptiveTBPTT(
+        model, F.mse_loss, controller, losses=10, losses_per_k=1.0, estimate_every=4000
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     train(tbptt, stream, 16, optimizer)
     assert tbptt.k >= 32
@@ -81,28 +82,27 @@ def test_context_and_losses_grow_once_the_gradient_comes_from_far_back():
 
 
 def test_estimates_read_at_most_their_share_and_become_rarer():
-    request = BestPace(k_max=4).request(BestPace(k_max=4).init(), 10)
+    request = BestGuess(k_max=4).request(BestGuess(k_max=4).init(), 10)
     affordable = 20 * 8 * 14
 
     def steps(estimates, trained):
-        return steps_between(request, None, None, 0, SoFar(estimates, trained, 10))
+        return steps_between(request, None, None, 0, SoFar(estimates, trained))
 
-    assert steps(0, 0) == 80  # eight updates
-    assert steps(1, 80) == affordable // 4
-    assert steps(2, 640) == affordable
+    assert steps(0, 0) == affordable // 4
+    assert steps(1, 560) == affordable
     assert steps(9, 100_000) == 5000  # 5 % more
 
 
 def test_estimates_that_change_nothing_become_rarer():
-    request = BestPace(k_max=4).request(BestPace(k_max=4).init(), 10)
+    request = BestGuess(k_max=4).request(BestGuess(k_max=4).init(), 10)
 
     def past(*found):
         return [Estimate(i, k, 0.5, 0.1, outcome, "") for i, (k, outcome) in enumerate(found)]
 
     def steps(confirmed):
-        return steps_between(request, None, None, 0, SoFar(4, 640, 10, confirmed))
+        return steps_between(request, None, None, 0, SoFar(4, 640, confirmed))
 
-    best = "BEST_PACE"
+    best = "BEST_GUESS"
     assert count_confirmed([]) == count_confirmed(past((4, best))) == 0
     assert count_confirmed(past((4, best), (4, best))) == 1
     assert count_confirmed(past((4, best), (4, best), (4, best), (4, best))) == 2
@@ -113,28 +113,13 @@ def test_estimates_that_change_nothing_become_rarer():
     assert (steps(1), steps(2)) == (2 * steps(0), 4 * steps(0))
 
 
-def test_a_stalled_loss_brings_estimates_back():
-    tbptt = at.AdaptiveTBPTT(nn.RNN(1, 2), F.mse_loss)
-    tbptt.history = [Estimate(i, 0, 0.5, 0.1, "BEST_PACE", "") for i in range(3)]
-    rare = tbptt.steps_between_estimates(None)
-    tbptt._tally.trend.stalled = True
-    assert rare == 4 * tbptt.steps_between_estimates(None)
-
-
-def test_a_loss_that_stalls_is_heard_at_once_also_after_a_resume():
-    """A wait that was found before the loss stalled must not outlast it by a window."""
+def test_lightning_may_ask_for_estimates_in_the_middle_of_an_epoch():
     torch.manual_seed(0)
     stream = at.SequenceStream(torch.randn(100, 1, 1), torch.randn(100, 1, 2))
     tbptt = at.AdaptiveTBPTT(nn.RNN(1, 2), F.mse_loss)
-    tbptt.history = [Estimate(i, 0, 0.5, 0.1, "BEST_PACE", "") for i in range(3)]
-    rare = tbptt.steps_between_estimates(100)
-    tbptt._tally.since_estimate = rare - 1
+    tbptt._tally.since_estimate = tbptt.steps_between_estimates(100) - 1
     assert not tbptt._estimate_is_due(stream)
-    tbptt._tally.trend.stalled = True
-    assert tbptt._estimate_is_due(stream)
-    tbptt._tally.trend.stalled = False
-    assert not tbptt._estimate_is_due(stream)
-    tbptt.estimate_every = 7  # as Lightning sets it in the middle of an epoch
+    tbptt.estimate_every = 7
     assert tbptt._estimate_is_due(stream)
 
 
@@ -151,20 +136,20 @@ def test_a_resumed_loop_waits_as_long_as_one_that_was_not_stopped():
 def test_a_loop_keeps_to_the_schedule():
     torch.manual_seed(0)
     stream = at.SequenceStream(torch.randn(10_000, 1, 1), torch.randn(10_000, 1, 2))
-    tbptt = at.AdaptiveTBPTT(nn.RNN(1, 2), F.mse_loss, BestPace(k_max=4), losses=10, burn_in=0)
+    tbptt = at.AdaptiveTBPTT(nn.RNN(1, 2), F.mse_loss, BestGuess(k_max=4), losses=10, burn_in=0)
     for window in tbptt.windows(stream):
         window.backward()
-        assert tbptt.probed_steps <= 0.05 * tbptt.trained_steps + 2 * 8 * 14
-    assert [e.step for e in tbptt.history] == [80, 640, 2880, 5120, 7360, 9600]
+        assert tbptt.probed_steps <= 0.05 * tbptt.trained_steps + 8 * 14
+    assert [e.step for e in tbptt.history] == [560, 2800, 5040, 7280, 9520]
 
 
 def test_a_stream_of_unknown_length_needs_no_schedule():
     chunks = [(torch.randn(50, 2, 1), torch.randn(50, 2, 2)) for _ in range(60)]
     stream = at.ChunkStream(chunks)
-    tbptt = at.AdaptiveTBPTT(nn.RNN(1, 2), F.mse_loss, BestPace(k_max=4), losses=10, burn_in=0)
+    tbptt = at.AdaptiveTBPTT(nn.RNN(1, 2), F.mse_loss, BestGuess(k_max=4), losses=10, burn_in=0)
     for window in tbptt.windows(stream):
         window.backward()
-    assert [e.step for e in tbptt.history] == [80, 640, 2880]
+    assert [e.step for e in tbptt.history] == [560, 2800]
 
 
 @pytest.mark.parametrize("k", [0, 3, 10, 16])
@@ -191,7 +176,7 @@ def test_a_short_stream_is_measured_as_far_as_it_goes(steps, lags):
     """With 20 steps of burn-in and 20 losses."""
     torch.manual_seed(0)
     stream = at.SequenceStream(torch.randn(steps, 4, 3), torch.randn(steps, 4, 5))
-    tbptt = at.AdaptiveTBPTT(nn.GRU(3, 5), F.mse_loss)
+    tbptt = at.AdaptiveTBPTT(nn.GRU(3, 5), F.mse_loss, estimate_every=100)
     for _ in range(12):
         for window in tbptt.windows(stream):
             window.backward()
@@ -201,7 +186,8 @@ def test_a_short_stream_is_measured_as_far_as_it_goes(steps, lags):
 
 def test_short_chunks_of_unknown_length_are_measured_as_far_as_they_go():
     chunks = [(torch.randn(30, 2, 1), torch.randn(30, 2, 2)) for _ in range(4)]
-    stream, tbptt = at.ChunkStream(chunks), at.AdaptiveTBPTT(nn.RNN(1, 2), F.mse_loss)
+    stream = at.ChunkStream(chunks)
+    tbptt = at.AdaptiveTBPTT(nn.RNN(1, 2), F.mse_loss, estimate_every=300)
     for _ in range(3):
         for window in tbptt.windows(stream):
             window.backward()
@@ -210,32 +196,23 @@ def test_short_chunks_of_unknown_length_are_measured_as_far_as_they_go():
 
 @pytest.mark.parametrize("wrap", [None, at.truncate.RateLimited])
 def test_windows_of_one_loss_are_not_what_anybody_wants(wrap):
-    controller = BestPace() if wrap is None else wrap(BestPace())
+    controller = BestGuess() if wrap is None else wrap(BestGuess())
     with pytest.raises(ValueError, match="such as losses=35"):
         at.AdaptiveTBPTT(nn.RNN(1, 2), F.mse_loss, controller)
 
 
-def test_a_wrapped_controller_hears_that_the_loss_has_stalled():
-    """Noise hides the gradient: k doubles only if the loss has stalled."""
-    controller = at.truncate.Limited(BestPace(k_max=8), low=0, high=8)
-    vectors = np.random.default_rng(0).standard_normal((8, 5, 16)).astype(np.float32)
-    vectors[:, 1:] *= 0.01  # noise in the losses' own steps alone
-    sums = at.estimate.LevelSums((0, 1, 2, 4, 8), vectors, np.ones(8), 2)
-    shown = at.estimate.LevelSums((0, 1, 2, 4, 8), vectors * 0.01, np.ones(8), 2)
-    shown.vectors[:, 0] += 1.0
-    state = controller.update(controller.init(), shown)
-    assert state.k == 0
-    assert controller.update(state, sums).k == 0
-    assert controller.update(replace(state, stalled=True), sums).k == 2
-
-
 def test_a_run_that_goes_on_equals_one_that_was_not_stopped():
-    """On chunks of unknown length, with estimates, a stalled loss and random contexts."""
+    """On chunks of unknown length, with estimates, random contexts and long windows."""
 
     def made(model):
-        controller = at.Unbiased(16, 0.5, when_stalled=True, base=BestPace(k_max=4))
         return at.AdaptiveTBPTT(
-            model, F.mse_loss, controller, losses=4, losses_per_k=1.0, estimate_every=400
+            model,
+            F.mse_loss,
+            at.Unbiased(16, 0.5, base=BestGuess(k_max=4)),
+            losses=4,
+            losses_per_k=1.0,
+            long_windows=24,
+            estimate_every=400,
         )
 
     def train(stop):
@@ -270,8 +247,9 @@ def test_a_run_that_goes_on_equals_one_that_was_not_stopped():
 
     whole, ks, parameters = train(None)
     assert len(ks) == 7
-    assert max(first - start for start, first, _ in whole) == 16  # drawn, since the loss stalls
-    for stop in (3, 300, 500):
+    assert max(first - start for start, first, _ in whole) == 16  # drawn
+    assert {stop - first for _, first, stop in whole} >= {4, 24}  # long, since the loss stalls
+    for stop in (3, 200, 300):
         again, ks_again, parameters_again = train(stop)
         assert (again, ks_again) == (whole, ks)
         assert all(map(torch.equal, parameters, parameters_again))
@@ -279,6 +257,6 @@ def test_a_run_that_goes_on_equals_one_that_was_not_stopped():
 
 def test_lags_that_were_asked_for_are_not_given_up():
     stream = at.SequenceStream(torch.randn(60, 4, 3), torch.randn(60, 4, 5))
-    tbptt = at.AdaptiveTBPTT(nn.GRU(3, 5), F.mse_loss, BestPace(), losses=20)
+    tbptt = at.AdaptiveTBPTT(nn.GRU(3, 5), F.mse_loss, BestGuess(), losses=20)
     with pytest.raises(ValueError, match="does not fit into a stream"):
         tbptt.estimate(stream)

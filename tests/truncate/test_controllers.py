@@ -26,10 +26,12 @@ CONTROLLERS = {
     "measured": MEASURED,
     "measured rate": at.truncate.RateLimited(MEASURED, factor=1.5),
     "measured powers": at.truncate.Bucketed(at.truncate.Limited(MEASURED, low=3, high=40)),
-    "pace": at.truncate.BestPace(k_max=60),
-    "pace rate": at.truncate.RateLimited(at.truncate.BestPace(k_max=60), factor=math.inf, fall=1.5),
-    "pace limited": at.truncate.Limited(at.truncate.BestPace(k_max=60), low=0, high=9),
-    "pace, unbiased": at.Unbiased(100, base=at.truncate.BestPace(k_max=60)),
+    "guess": at.truncate.BestGuess(k_max=60),
+    "guess rate": at.truncate.RateLimited(
+        at.truncate.BestGuess(k_max=60), factor=math.inf, fall=1.5
+    ),
+    "guess limited": at.truncate.Limited(at.truncate.BestGuess(k_max=60), low=0, high=9),
+    "guess, unbiased": at.Unbiased(100, base=at.truncate.BestGuess(k_max=60)),
     "detached": at.FixedTruncation(0),
     "unbiased": at.Unbiased(40),
     "measured, unbiased": at.Unbiased(100, base=MEASURED),
@@ -88,7 +90,7 @@ class TestConformance:
         controller = CONTROLLERS[name]
         for control in run(controller, BETAS):
             assert type(control.k) is int
-            lowest = 0 if name in ("detached", "unbiased") or "pace" in name else 1
+            lowest = 0 if name in ("detached", "unbiased") or "guess" in name else 1
             assert lowest <= control.k <= controller.k_max
 
     def test_the_same_profiles_give_the_same_ks(self, name):
@@ -129,7 +131,7 @@ class TestConformance:
         (control,) = run(controller, [0.8])
         evidence = measure(controller, controller.init(), 0.8, 0)
         kept = json.loads(json.dumps(controller.brief(control, evidence), allow_nan=False))
-        expected = {"levels"} if "measured" in name or "pace" in name else {"decay"}
+        expected = {"levels"} if "measured" in name or "guess" in name else {"decay"}
         assert set(kept) - {"random"} == (set() if name in NEVER_MEASURE else expected)
 
 

@@ -1,6 +1,5 @@
 """`Unbiased`: a context that is drawn and weighted, so that on average nothing is cut."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -148,17 +147,6 @@ def test_a_tolerance_chooses_the_context_that_always_runs():
     assert tbptt.k == first.k > 0
     assert tbptt.history[0] == alone.history[0]
     assert ks == {context for context, _ in tbptt.controller.levels(5, first.k)}
-
-
-def test_it_may_wait_until_the_loss_stalls():
-    rule = at.Unbiased(40, share=9.0, when_stalled=True, base=at.FixedTruncation(7))
-
-    def contexts(stalled):
-        state = replace(rule.init(), stalled=stalled)
-        return {rule.context(state, 10, 10 * i).k for i in range(100)}
-
-    assert contexts(None) == contexts(False) == {7}
-    assert contexts(True) == {7, 10, 20, 40}
 
 
 def test_draws_come_as_often_as_they_should_and_depend_on_seed_and_step_alone():

@@ -137,6 +137,8 @@ def settings_of(trainer: Trainer) -> dict[str, str]:
     losses = repr(per_k if tbptt.losses is None else int(tbptt.losses))
     if tbptt.losses is not None and tbptt.losses_per_k is not None:
         losses = f"{losses}, at least {per_k} K"
+    if tbptt.long_windows:
+        losses = f"{losses}, long windows of {tbptt.long_windows}"
     return {
         "controller": repr(tbptt.controller),
         "optimizer": f"{type(optimizer).__name__}, {len(optimizer.param_groups)} groups",
