@@ -235,8 +235,10 @@ def test_the_table_counts_pairs_and_puts_the_smallest_worst_regret_first(tmp_pat
 
 def test_what_lies_beyond_the_budget_or_below_solved_does_not_count():
     task = replace(tasks.TASKS["copy"], solved=0.5)
-    found = regret.counted(curve(3.0, 1.0, 0.1, 0.0, seconds=1.0), task)
-    assert found == [[0, 0, 3.0], [1, 1, 1.0], [2, 2, 0.5]]
+    beyond = curve(3.0, 1.0, *[0.1] * cell.LOOKS, seconds=1.0)
+    found = regret.counted(beyond, task)
+    assert found[:3] == [[0, 0, 3.0], [1, 1, 1.0], [2, 2, 0.5]]
+    assert len(beyond) == len(found) + 1 == cell.LOOKS + 2
 
 
 def test_pairs_are_compared_seed_by_seed(tmp_path):
