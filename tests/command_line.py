@@ -1,4 +1,4 @@
-"""The command `atbptt` as a person types it, inside this process."""
+"""The commands as a person types them, inside this process."""
 
 import re
 
@@ -7,10 +7,10 @@ from typer.testing import CliRunner
 from adaptive_tbptt.cli import app
 
 
-def call(*args, code=0, columns=200):
-    """Run the command; return what it printed."""
+def call(*args, code=0, columns=200, app=app, name="atbptt"):
+    """Run `atbptt`, or another command; return what it printed."""
     env = {"COLUMNS": str(columns), "NO_COLOR": "1"}
-    done = CliRunner().invoke(app, list(args), env=env, prog_name="atbptt")
+    done = CliRunner().invoke(app, list(args), env=env, prog_name=name)
     assert done.exit_code == code, done.output
     return done.output
 

@@ -4,9 +4,8 @@ import json
 import signal
 import subprocess
 
-from typer.testing import CliRunner
+from tests import command_line
 
-from adaptive_tbptt import cli as library
 from atbptt_paper import cli as paper
 from atbptt_paper.tasks.copy_task import CopyConfig
 
@@ -20,18 +19,14 @@ TINY = CopyConfig(
 )  # fmt: skip
 
 
-def call(*args, code=0, app=paper.app, columns=200):
+def call(*args, code=0, columns=200):
     """Run `atbptt-paper`; return what it printed."""
-    name = "atbptt-paper" if app is paper.app else "atbptt"
-    env = {"COLUMNS": str(columns), "NO_COLOR": "1"}
-    done = CliRunner().invoke(app, list(args), env=env, prog_name=name)
-    assert done.exit_code == code, done.output
-    return done.output
+    return command_line.call(*args, code=code, columns=columns, app=paper.app, name="atbptt-paper")
 
 
 def ask(*args, code=0):
     """Run `atbptt`, the library's command; return what it printed."""
-    return call(*args, code=code, app=library.app)
+    return command_line.call(*args, code=code)
 
 
 def train(*args, code=0):

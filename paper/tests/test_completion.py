@@ -1,22 +1,9 @@
 """What the shell completes for `atbptt-paper`."""
 
 import pytest
-from typer.testing import CliRunner
+from tests.command_line import complete
 
 from atbptt_paper.cli import app
-
-
-def complete(line):
-    """Return what bash completes after the words of a line; the last one may be incomplete."""
-    words = f"atbptt-paper {line}"
-    env = {
-        "_ATBPTT_PAPER_COMPLETE": "complete_bash",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(words.count(" ")),
-    }
-    done = CliRunner().invoke(app, [], env=env, prog_name="atbptt-paper")
-    assert done.exit_code == 0, done.output
-    return done.output.split()
 
 
 @pytest.mark.parametrize(
@@ -44,4 +31,4 @@ def complete(line):
     ],
 )
 def test_names_are_completed(line, found):
-    assert complete(line) == found
+    assert complete(app, "atbptt-paper", line) == found

@@ -4,6 +4,7 @@ import dataclasses
 import re
 
 import pytest
+from tests.command_line import options
 
 from atbptt_paper.experiments import run
 from atbptt_paper.tasks import TASKS
@@ -11,11 +12,6 @@ from paper_helpers import call
 
 LONG = [["train", task] for task in TASKS] + [["reproduce"]]
 PRESETS = [(task, preset) for task in TASKS for preset in TASKS[task].presets]
-
-
-def options(text):
-    """Return the options that a help text shows."""
-    return re.findall(r"^│ +(--[a-z-]+)", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("command", [[], ["train"], ["find-lr"], ["findings"], *LONG], ids=" ".join)
