@@ -25,6 +25,7 @@ from atbptt_paper.tasks.point_data import (
     poisson_sequences,
     read_sequences,
 )
+from atbptt_paper.tasks.point_release import integral_to
 from atbptt_paper.tasks.point_task import (
     PRESETS,
     Forecast,
@@ -151,7 +152,7 @@ def test_the_metrics_by_hand():
     nll = at.evaluate(model, point_loss, stream, chunk=11)
     assert found["nll"] == pytest.approx(nll, rel=1e-9)
     wrong = squares = count = 0.0
-    state = None
+    errors, state = [], None
     segment = stream.read(1000)
     for t in range(segment.steps):
         step = segment.between(t, t + 1)
@@ -163,10 +164,40 @@ def test_the_metrics_by_hand():
         expected = torch.stack(
             [expected_gap(x, model.slope[0].detach()) for x in forecast.a.flatten()]
         )
-        squares += float(((expected - step.targets["gap"].flatten()) ** 2).sum())
+        errors.append((expected - step.targets["gap"].flatten()).abs())
+        squares += float((errors[-1] ** 2).sum())
         count += 2
     assert found["zero_one"] == pytest.approx(wrong / count)
+    assert "release_nll" not in found  # fewer than 100 steps
     assert found["rmse"] == pytest.approx(math.sqrt(squares / count), rel=1e-6)
+    assert found["median_error"] == pytest.approx(float(torch.cat(errors).median()), rel=1e-6)
+
+
+def test_the_release_leaves_out_the_tail():
+    # Without slope: the integral of g r exp(-r g) from 0 to T is (1 - exp(-r T) (1 + r T)) / r.
+    rates = torch.tensor([[0.5, 3.0], [20.0, 100.0]], dtype=torch.float64)
+    kept = rates * 2.0
+    exact = (1 - torch.exp(-kept) * (1 + kept)) / rates
+    assert torch.allclose(integral_to(2.0, rates.log(), torch.zeros(1)), exact, atol=2e-4)
+
+
+def test_what_the_release_says_of_a_stream():
+    model, stream = PointModel(2, 8, 1), point_stream(poisson_sequences(2.0, 61, 6), 3)
+    model.eval()
+    assert len(stream) == 120
+    first = stream.segment(0, 100)  # with a reset in between
+    whole = at.SequenceStream(first.inputs, first.targets, first.resets)
+    nll = at.evaluate(model, point_loss, whole)
+    found = point_metrics(model, stream)
+    assert found["release_nll"] == pytest.approx(nll * 100 / 120, rel=1e-5)
+    # A model that says a rate of 2 whatever it saw; the largest gap counts after the warm-up alone.
+    torch.nn.init.constant_(model.time_head.weight, 1e-6)
+    torch.nn.init.constant_(model.time_head.bias, math.log(2.0))
+    gap = stream.segment(20, 120).targets["gap"].double()
+    end = 2.0 * float(gap.max())
+    errors = (1 - math.exp(-end) * (1 + end)) / 2 - gap
+    rmse = float(errors.square().mean().sqrt())
+    assert point_metrics(model, stream)["release_rmse"] == pytest.approx(rmse, rel=1e-4)
 
 
 def test_a_poisson_process_is_fitted_to_the_truth():

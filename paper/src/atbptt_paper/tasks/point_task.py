@@ -17,6 +17,7 @@ from adaptive_tbptt.model import LossFn, Recurrent
 from ..config import DATA, MODEL, TrainConfig, option
 from .intensity import expected_gap, time_nll
 from .point_data import Sequence, point_stream, read_sequences
+from .point_release import STRETCH, WARM_UP, integral_to
 from .sequence_model import LAYERS, recurrent_layer, release_init, seeded
 
 
@@ -91,12 +92,46 @@ def squared_gap_error(forecast: Forecast, targets: dict[str, Tensor]) -> Tensor:
     return error.square().mean()
 
 
+def median_gap_error(model: nn.Module | Recurrent, stream: SequenceStream) -> float:
+    """Return the median error of the expected time until the next event."""
+    newest = torch.zeros(1)
+
+    def keep(forecast: Forecast, targets: dict[str, Tensor]) -> Tensor:
+        nonlocal newest
+        newest = (expected_gap(forecast.a, forecast.w) - targets["gap"].cpu().double()).abs()
+        return newest.mean()
+
+    evaluate(model, keep, stream, chunk=len(stream))  # the split in one piece
+    return float(newest.median())
+
+
+def release_rmse(forecast: Forecast, targets: dict[str, Tensor]) -> Tensor:
+    """Root mean squared error of the release's expected time; of a whole split."""
+    gap = targets["gap"].cpu().double()
+    error = integral_to(float(gap.max()), forecast.a, forecast.w) - gap
+    return error.square().mean().sqrt()
+
+
+def release_metrics(
+    model: nn.Module | Recurrent, stream: SequenceStream, chunk: int
+) -> dict[str, float]:
+    """Return what the release would say of a split: see `point_release`."""
+    steps = len(stream)
+    counted, whole = (stream.segment(0, n) for n in (steps // STRETCH * STRETCH, steps))
+    first = SequenceStream(counted.inputs, counted.targets, counted.resets)
+    warm = SequenceStream(whole.inputs, whole.targets, whole.resets, burn_in=WARM_UP)
+    return {
+        "release_nll": evaluate(model, point_loss, first, chunk=chunk) * len(first) / steps,
+        "release_rmse": evaluate(model, release_rmse, warm, chunk=steps),
+    }
+
+
 def point_metrics(
     model: nn.Module | Recurrent, stream: SequenceStream, chunk: int = 256
 ) -> dict[str, float]:
-    """Return NLL with its two terms, RMSE of the expected time, and 0-1 loss of the type.
+    """Return NLL with its two terms, errors of the expected time, and 0-1 loss of the type.
 
-    Each is a mean over events, so each is evaluated as a loss is, in a pass of its own.
+    Each is evaluated as a loss is, in a pass of its own.
 
     Args:
         model: a `PointModel`.
@@ -114,6 +149,8 @@ def point_metrics(
         "time_nll": of_time,
         "rmse": math.sqrt(mean(squared_gap_error)),
         "zero_one": mean(type_error),
+        "median_error": median_gap_error(model, stream),
+        **(release_metrics(model, stream, chunk) if len(stream) >= STRETCH else {}),
     }
 
 
