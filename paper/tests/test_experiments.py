@@ -123,6 +123,35 @@ def test_exactly_one_of_delta_and_k():
         CopyConfig(delta=0.1, k=3)
     assert TINY.changed(delta=0.1).changed(k=3).delta is None
     assert TINY.changed(k=3).changed(delta=0.1).k is None
+    with pytest.raises(ValueError, match="exactly one"):
+        CopyConfig(delta=0.1, recommended=True)
+    assert TINY.changed(k=3).changed(recommended=True).k is None
+
+
+def test_k_may_be_estimated_first_or_left_to_the_library(tmp_path):
+    for first in (False, True):
+        config = TINY.changed(delta=0.1, estimate_first=first)
+        tbptt = config.make_tbptt(config.model())
+        assert next(iter(tbptt.windows(config.streams()["train"]))).first == 0
+        assert len(tbptt.history) == first
+    config = TINY.changed(recommended=True, losses=10)
+    tbptt = config.make_tbptt(config.model())
+    assert config.setting == "recommended"
+    assert (repr(tbptt.controller), tbptt.losses, tbptt.losses_per_k) == ("BestGuess()", 10, 1.0)
+    assert train_run(config, tmp_path / "own", show=False).fit.epochs == 2
+
+
+def test_the_start_of_a_long_table():
+    e = experiment("ptb-start")
+    assert [c.config.k_init for c in e.cells("paper")] == [100] * 5
+    cells = [fake(s, 0, 90.0, k=10) for s in e.settings]
+    for cell in cells:
+        first = cell["setting"] in ("delta=0.1, estimated first", "recommended")
+        cell["curves"]["valid_ppl"][0] = 160.0 if first else 750.0
+    assert [f.holds for f in check_findings(e, cells)] == [True, True]
+    cells[3]["curves"]["valid_ppl"][0] = 700.0
+    cells[4]["valid_ppl"] = 95.0
+    assert [f.holds for f in check_findings(e, cells)] == [False, False]
 
 
 @pytest.mark.parametrize("name", ["sgd", "adadelta", "adam"])

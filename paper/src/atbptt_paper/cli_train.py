@@ -136,11 +136,8 @@ def _add(task: str) -> None:
         from .experiments.report import SCORES, shown, write_report
         from .experiments.run import train_run
 
-        if (values["delta"] is None) == (values["k"] is None):
-            raise ValueError(
-                "give exactly one of --delta (tolerated bias, K follows) and --k (fixed)"
-            )
         chosen = config(**values)
+        chosen.require_one_way()
         setting = chosen.setting.replace("=", "-").lower()
         folder = out or Path("runs") / f"{task}-{setting}"
         settle_threads()

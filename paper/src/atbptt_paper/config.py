@@ -57,13 +57,16 @@ def option(default: Any, text: str, group: str | None = None, choices: Iterable[
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(ABC):
-    """What every task has in common. Exactly one of `delta` and `k` is set for a run."""
+    """What every task has in common. A run sets exactly one of `delta`, `k` and `recommended`."""
 
     task: ClassVar[str]
     score: ClassVar[str]  # validation and test metrics are called valid_SCORE and test_SCORE
 
     delta: float | None = option(None, "tolerated relative bias of the gradient, in (0, 1)")
     k: int | None = option(None, "fixed truncation length, instead of --delta")
+    recommended: bool = option(
+        False, "train as the library recommends, instead of --delta or --k", TRUNCATION
+    )
     name: str | None = option(None, "what tables call the run; K=... or delta=... by default", RUN)
     epochs: int = option(210, "passes over the training data")
     seed: int = option(0, "seed of the initial parameters and of the probes")
@@ -85,6 +88,9 @@ class TrainConfig(ABC):
     )
     lags: int = option(100, "lags that a probe measures (R)", TRUNCATION)
     k_init: int = option(15, "K until the first estimate (K_0)", TRUNCATION)
+    estimate_first: bool = option(
+        False, "estimate K before the first update, instead of starting with K_0", TRUNCATION
+    )
     k_min: int = option(2, "smallest K to choose", TRUNCATION)
     k_max: int = option(100, "largest K to choose", TRUNCATION)
     k_fall: float | None = option(
@@ -151,10 +157,17 @@ class TrainConfig(ABC):
         rule: Any = "none" if self.plain_fixed and self.k is not None else self.step_scale
         return rule
 
+    def require_one_way(self) -> None:
+        """Refuse none, and more than one, of the three ways to choose K."""
+        if (self.delta is not None) + (self.k is not None) + self.recommended != 1:
+            raise ValueError(
+                "give exactly one of --delta (tolerated bias, K follows), --k (fixed) and "
+                "--recommended"
+            )
+
     def controller(self) -> Controller:
         """Return the controller that `delta` or `k` asks for."""
-        if (self.delta is None) == (self.k is None):
-            raise ValueError("give exactly one of delta (adaptive) and k (fixed)")
+        self.require_one_way()
         if self.k is not None:
             return FixedTruncation(self.k)
         assert self.delta is not None
@@ -163,7 +176,7 @@ class TrainConfig(ABC):
             k_min=self.k_min,
             k_max=self.k_max,
             lags=self.lags,
-            k_init=self.k_init,
+            k_init=None if self.estimate_first else self.k_init,
             gauge=self.make_gauge(),
         )
         return rule if self.k_fall is None else RateLimited(rule, math.inf, self.k_fall)
@@ -185,6 +198,11 @@ class TrainConfig(ABC):
 
     def make_tbptt(self, model: nn.Module) -> AdaptiveTBPTT:
         """Return the loop that trains `model` as this configuration says."""
+        if self.recommended:
+            self.require_one_way()
+            return AdaptiveTBPTT(
+                model, self.loss_fn, losses=self.losses, burn_in=self.burn_in, seed=self.seed
+            )
         steps: dict[str, Any] = {"losses_per_k": self.losses_per_k}
         if self.losses is not None:
             steps = {"losses": self.losses}
@@ -207,12 +225,16 @@ class TrainConfig(ABC):
         """The row of a table this run belongs to, such as K=10 or delta=0.1."""
         if self.name is not None:
             return self.name
+        if self.recommended:
+            return "recommended"
         return f"K={self.k}" if self.k is not None else f"delta={self.delta:g}"
 
     def changed(self, **values: Any) -> Self:
         """Return a copy with some values replaced; None leaves a value as it is."""
         given = {name: value for name, value in values.items() if value is not None}
-        if given.get("k") is not None:
+        if given.get("recommended"):
+            given |= {"delta": None, "k": None}
+        elif given.get("k") is not None:
             given.setdefault("delta", None)
         elif given.get("delta") is not None:
             given.setdefault("k", None)

@@ -73,6 +73,12 @@ class Results:
             reached.append(below[0] if below else float("inf"))
         return statistics.fmean(reached)
 
+    def after(self, setting: str, epochs: int) -> float:
+        """Mean validation perplexity after so many epochs."""
+        curves = [cell["curves"] for cell in self.by_setting[setting]]
+        values = [c["valid_ppl"][c["epoch"].index(epochs)] for c in curves]
+        return statistics.fmean(math.inf if v is None else v for v in values)
+
     def ks(self, setting: str) -> list[list[int]]:
         """K of every initialisation, epoch by epoch, without the first, which is K_0."""
         return [[k for k in cell["curves"]["k"][1:] if k] for cell in self.by_setting[setting]]
@@ -323,6 +329,26 @@ def _updating_more_often_pays(r: Results) -> Finding:
     )
 
 
+def _estimating_first_saves_an_epoch(r: Results) -> Finding:
+    late, first = (r.after(s, 1) for s in ("delta=0.1", "delta=0.1, estimated first"))
+    return Finding(
+        "an estimate before the first update saves the epoch that K_0 = 100 loses",
+        first < 0.5 * late,
+        f"validation PPL after one epoch {first:.1f} instead of {late:.1f}",
+    )
+
+
+def _the_recommended_loop_learns_fastest(r: Results) -> Finding:
+    values = {s: r.mean(s, "valid_ppl") for s in r.by_setting}
+    others = min(v for s, v in values.items() if s != "recommended")
+    listed = ", ".join(f"{s} {v:.1f}" for s, v in values.items())
+    return Finding(
+        "the recommended loop is as good as the best other setting",
+        values["recommended"] <= others + r.experiment.margin,
+        f"validation PPL {listed}",
+    )
+
+
 CHECKS: dict[str, list[Callable[[Results], Finding]]] = {
     "copy-fixed": [_k5_does_not_learn, _k30_is_slower, *_SHARED],
     "copy-variable": [_degrades_gradually, *_SHARED],
@@ -343,6 +369,7 @@ CHECKS: dict[str, list[Callable[[Results], Finding]]] = {
         _small_k_is_better_at_the_event,
         _large_k_is_better_at_the_time,
     ],
+    "ptb-start": [_estimating_first_saves_an_epoch, _the_recommended_loop_learns_fastest],
     "copy-optimisers": [_optimisers_make_no_difference],
     "copy-gauges": [_measured_pays, _updating_more_often_pays],
     "ptb-small-gauges": [_measured_pays, _updating_more_often_pays],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import shutil
@@ -161,10 +162,12 @@ def _check_finished(cells: list[Cell], store: Path) -> None:
         if not path.exists():
             continue
         before, now = read_cell(path).get("config", {}), fingerprint(cell.config)
+        # A setting that is newer than the cell has its default in it.
+        before = {f.name: f.default for f in dataclasses.fields(cell.config)} | before
         differing = [
-            f"{name}: {before.get(name)} there, {value} here"
+            f"{name}: {before[name]} there, {value} here"
             for name, value in now.items()
-            if before.get(name) != value
+            if before[name] != value
         ]
         if differing:
             raise ValueError(
