@@ -137,7 +137,8 @@ def test_k_may_be_estimated_first_or_left_to_the_library(tmp_path):
     config = TINY.changed(recommended=True, losses=10)
     tbptt = config.make_tbptt(config.model())
     assert config.setting == "recommended"
-    assert (repr(tbptt.controller), tbptt.losses, tbptt.losses_per_k) == ("BestGuess()", 10, 1.0)
+    assert type(tbptt.controller).__name__ == "BestGuess"
+    assert (tbptt.losses, tbptt.losses_per_k) == (10, 1.0)
     assert train_run(config, tmp_path / "own", show=False).fit.epochs == 2
 
 
