@@ -8,11 +8,14 @@ LOSSES = 35
 UPDATE_LOSSES = 20
 """Losses per window of the recommended loop, at least (`benchmarks/arena`)."""
 
+UPDATE_LOSSES_PER_K = 2.0
+"""Losses per window of the recommended loop, relative to K: on average a loss then sees K lags."""
+
 GUESS_DELTA = 0.2
 """Bias that the recommended loop aims at (`benchmarks/arena`)."""
 
-CONTEXT = 128
-"""Longest context of the recommended loop."""
+GUESS_K_MAX = 80
+"""Largest K of the recommended loop, whose windows are then as long as the long windows."""
 
 LONG_WINDOWS = 160
 """Losses of the long windows of the recommended loop (`benchmarks/arena`)."""

@@ -119,9 +119,13 @@ CONTROLLERS = {
         lambda: at.BiasTolerance(delta=0.5, k_max=12, lags=14, gauge=at.truncate.PaperGauge()),
         {"estimate_every": 30},
     ),
-    "recommended": (
+    "random": (
         lambda: at.Unbiased(12, 0.5, base=at.truncate.BestGuess(k_max=8)),
-        {"losses": 3, "losses_per_k": 1.0, "estimate_every": 30},
+        {"losses": 5, "losses_per_k": 1.0, "estimate_every": 30},
+    ),
+    "recommended": (
+        lambda: at.truncate.BestGuess(k_max=8),
+        {"losses": 5, "losses_per_k": 2.0, "overlap": False, "estimate_every": 30},
     ),
 }
 

@@ -39,8 +39,11 @@ def train(tbptt, stream, epochs, optimizer):
 
 def test_nothing_but_model_and_loss_is_needed():
     tbptt = at.AdaptiveTBPTT(nn.GRU(2, 2), F.mse_loss)
-    assert tbptt.controller == BestGuess(delta=0.2, k_max=128)
-    assert (tbptt.losses, tbptt.losses_per_k, tbptt.long_windows, tbptt.k) == (20, 1.0, 160, 0)
+    assert tbptt.controller == BestGuess(delta=0.2, k_max=80)
+    assert (tbptt.losses, tbptt.losses_per_k, tbptt.overlap) == (20, 2.0, False)
+    assert (tbptt.long_windows, tbptt.k) == (160, 0)
+    assert at.AdaptiveTBPTT(nn.GRU(2, 2), F.mse_loss, overlap=True).overlap
+    assert at.AdaptiveTBPTT(nn.GRU(2, 2), F.mse_loss, 35).overlap
     assert at.AdaptiveTBPTT(nn.GRU(2, 2), F.mse_loss, losses=35).losses == 35
     assert at.AdaptiveTBPTT(nn.GRU(2, 2), F.mse_loss, long_windows=0).long_windows == 0
     assert at.AdaptiveTBPTT(nn.GRU(2, 2), F.mse_loss, 35).long_windows == 0
@@ -62,6 +65,26 @@ def test_nothing_but_model_and_loss_is_needed():
 def test_a_window_carries_the_larger_number_of_losses(options, k, losses):
     tbptt = at.AdaptiveTBPTT(nn.GRU(2, 2), F.mse_loss, at.FixedTruncation(40), **options)
     assert tbptt.losses_per_window(k) == losses
+
+
+def test_windows_grow_to_twice_k():
+    """A detach loop, whose windows get longer once the gradient comes from 30 steps back."""
+    torch.manual_seed(0)
+    stream = delayed(2000, 32, 30, torch.Generator().manual_seed(0))
+    model = Recall()
+    with torch.no_grad():  # a long memory from the start, so that the test is short
+        model.core.bias_hh_l0[16:32] = 3.0
+    tbptt = at.AdaptiveTBPTT(model, F.mse_loss, estimate_every=4000)
+    optimizer, seen = torch.optim.Adam(model.parameters(), lr=0.01), []
+    for _ in range(16):
+        for window in tbptt.windows(stream):
+            window.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append((window.first - window.start, window.usual, tbptt.k))
+    assert {context for context, _, _ in seen} == {0}
+    assert all(usual == max(20, 2 * k) for _, usual, k in seen)
+    assert tbptt.k >= 32
 
 
 def test_context_and_losses_grow_once_the_gradient_comes_from_far_back():
@@ -171,7 +194,7 @@ def test_no_step_runs_only_to_find_a_state(k):
         assert sum(steps) == window.stop - window.start
 
 
-@pytest.mark.parametrize(("steps", "lags"), [(15, None), (41, None), (60, 16), (168, 128)])
+@pytest.mark.parametrize(("steps", "lags"), [(15, None), (41, None), (60, 16), (120, 80)])
 def test_a_short_stream_is_measured_as_far_as_it_goes(steps, lags):
     """With 20 steps of burn-in and 20 losses."""
     torch.manual_seed(0)
@@ -191,7 +214,7 @@ def test_short_chunks_of_unknown_length_are_measured_as_far_as_they_go():
     for _ in range(3):
         for window in tbptt.windows(stream):
             window.backward()
-    assert tbptt.evidence.lags == 64
+    assert tbptt.evidence.lags == 80
 
 
 @pytest.mark.parametrize("wrap", [None, at.truncate.RateLimited])

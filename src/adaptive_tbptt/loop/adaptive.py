@@ -45,16 +45,17 @@ class AdaptiveTBPTT:
         model: any recurrent module; see `adaptive_tbptt.model`.
         loss_fn: `loss_fn(outputs, targets)`, called once for all losses of a window. Any scalar
             but a sum over steps: a mean, or a loss that is normalised over the window.
-        controller: how to truncate. None is the recommended way: the shortest context with an
-            estimated bias of at most 0.2 (`BestGuess`), windows of at least 20 losses and at least
-            as many as steps of context, and long windows among them once the training loss has
-            stalled. A whole number is `FixedTruncation(k)`, a fraction `BiasTolerance(delta)`.
+        controller: how to truncate. None is the recommended way: a detach loop that chooses the
+            length of its windows, twice the smallest K with an estimated bias of at most 0.2
+            (`BestGuess`), and at least 20. Once the training loss has stalled, long windows are
+            among them. A whole number is `FixedTruncation(k)`, a fraction `BiasTolerance(delta)`.
         losses: K2, the steps of a window that carry a loss; None is `losses_per_k` times K. The
             window is K + K2 steps, so that every loss sees lags 0..K whatever K2 is.
         losses_per_k: K2 as a multiple of K; None is 1, the paper's choice, unless you pass
-            `losses`. With both, K2 is the larger of the two.
+            `losses`, and 2 in the recommended loop. With both, K2 is the larger of the two.
         overlap: False leaves the context out: BPTT(K2, K2), as frameworks do it. The first loss of
-            a window then sees lag 0 alone, and no bound holds.
+            a window then sees lag 0 alone, and no bound holds. None is True, and False in the
+            recommended loop.
         estimates_per_epoch: how often to estimate K (alpha in the paper). None is once with the
             paper's gauges. `MeasuredGauge` estimates again each time that the trained steps have
             grown by 5 %. After the first, estimates read at most 5 % as many steps as training.
@@ -110,7 +111,7 @@ class AdaptiveTBPTT:
         *,
         losses: int | None = None,
         losses_per_k: float | None = None,
-        overlap: bool = True,
+        overlap: bool | None = None,
         estimates_per_epoch: float | None = None,
         estimate_every: int | None = None,
         burn_in: int = defaults.BURN_IN,
@@ -124,7 +125,8 @@ class AdaptiveTBPTT:
     ) -> None:
         if controller is None:
             losses = defaults.UPDATE_LOSSES if losses is None else losses
-            losses_per_k = 1.0 if losses_per_k is None else losses_per_k
+            losses_per_k = defaults.UPDATE_LOSSES_PER_K if losses_per_k is None else losses_per_k
+            overlap = bool(overlap)
             long_windows = defaults.LONG_WINDOWS if long_windows is None else long_windows
         check_losses(losses, losses_per_k)
         check_schedule(estimates_per_epoch, estimate_every, burn_in)
@@ -138,6 +140,7 @@ class AdaptiveTBPTT:
             state_batch_dim=state_batch_dim,
         )
         self.controller, self._recommended = as_controller(controller), controller is None
+        overlap = overlap is None or overlap
         check_controller(self.controller, losses, overlap)
         self.ranks = present_ranks() if ranks is None else ranks
         for module in self.objective.modules:
@@ -376,7 +379,7 @@ class AdaptiveTBPTT:
         at = {first - back: factor for back, factor in factors if first - back > start}
         stop = stream.available(first + planned)
         following = stop - (self.truncation.known_k if self.overlap else 0)
-        return Span(k, start, first, stop, planned, following, planned != usual, at)
+        return Span(k, start, first, stop, planned, following, usual, at)
 
     def _not_of(self, stream: Stream) -> ValueError:
         return ValueError(

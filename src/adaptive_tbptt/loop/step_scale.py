@@ -107,14 +107,15 @@ class StepScale:
         """Set the factor of the coming `optimizer.step()`; it holds until the next call.
 
         The factor follows `window.losses`: the last window of an epoch may carry fewer losses,
-        and then takes a smaller step.
+        and then takes a smaller step. One of the long windows of a loop takes a usual step: a rate
+        close to the largest that works does not get larger with it.
         """
         if not hasattr(window, "losses"):
             raise TypeError(
                 f"step takes the window whose gradient is applied, got {type(window).__name__}: "
                 "write scale.step(window)"
             )
-        self.factor = _FACTORS[self.rule](window.losses)
+        self.factor = _FACTORS[self.rule](min(window.losses, window.usual))
 
     def remove(self) -> None:
         """Remove the hooks, and restore a rate that a failed step left scaled."""

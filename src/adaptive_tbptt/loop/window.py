@@ -33,7 +33,7 @@ class Span(NamedTuple):
         stop: the step after the last.
         planned: K2 as planned; the last window of an epoch may carry fewer.
         following: where the next window starts if K stays.
-        long: whether it is one of `LongWindows`.
+        usual: K2 of a usual window; one of `LongWindows` has more.
         factors: by step of the stream, the factor on the gradient of the state there.
     """
 
@@ -43,7 +43,7 @@ class Span(NamedTuple):
     stop: int
     planned: int
     following: int
-    long: bool = False
+    usual: int
     factors: dict[int, float] = {}  # noqa: RUF012 - never written to
 
 
@@ -88,6 +88,7 @@ class Window:
         reach: the largest lag that the first and the last loss of the window see.
         factors: by step of the stream, the factor on the gradient of the state there; empty unless
             the truncation is `Unbiased`.
+        usual: K2 of the windows around; one of the long windows has more losses.
         weight: number of unmasked losses; None until the loss is computed.
     """
 
@@ -102,7 +103,7 @@ class Window:
         recompute: int | None = None,
     ) -> None:
         self.k, self.start, self.first, self.stop = span[:4]
-        self._planned, self._following, self._long, self.factors = span[4:]
+        self._planned, self._following, self.usual, self.factors = span[4:]
         self.losses = self.steps = self.stop - self.first
         self.reach = self.first - self.start, self.stop - 1 - self.start
         self.weight: float | None = None
@@ -168,10 +169,10 @@ class Window:
     def _note(self, loss: Tensor) -> None:
         """Tell the trend, and which windows are to be long; on all processes the same."""
         assert self.weight is not None
-        tally = self._tally
-        if self.weight > 0 and not self._long:
+        tally, long = self._tally, self._planned > self.usual
+        if self.weight > 0 and not long:
             tally.trend.add(loss)
-        tally.long.note(self.steps, self._long, bool(tally.trend.stalled))
+        tally.long.note(self.steps, long, bool(tally.trend.stalled))
 
     def _marks(self, context: int, segment: Segment) -> list[int]:
         """Return the step where the next window starts, so that its state is held."""

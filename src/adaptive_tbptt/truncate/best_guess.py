@@ -48,7 +48,7 @@ class BestGuess(Controller):
     """
 
     delta: float = defaults.GUESS_DELTA
-    k_max: int = defaults.CONTEXT
+    k_max: int = defaults.GUESS_K_MAX
     k_min: int = 0
     gauge: MeasuredGauge = field(default_factory=lambda: MeasuredGauge(RECENT))
 
