@@ -250,7 +250,7 @@ class Library(Method):
         self,
         seed: int,
         controller: Callable[[int], Any],
-        losses: Any = None,
+        losses: int | None = None,
         typical: int | None = None,
     ) -> None:
         super().__init__(seed)
@@ -293,7 +293,7 @@ class Library(Method):
             self._began = self._loop.trained_steps
         self._updates += 1
         # SGD's rate is that of windows with `self.losses` losses, and grows with their root.
-        scale = math.sqrt(window.usual / self.losses) if task.sgd else 1.0
+        scale = math.sqrt(window.rated_losses / self.losses) if task.sgd else 1.0
         apply(task, model, optimizer, scale)
         return int(window.stop)
 

@@ -126,6 +126,7 @@ def test_exactly_one_of_delta_and_k():
     with pytest.raises(ValueError, match="exactly one"):
         CopyConfig(delta=0.1, recommended=True)
     assert TINY.changed(k=3).changed(recommended=True).k is None
+    assert not TINY.changed(recommended=True).changed(k=3).recommended
 
 
 def test_k_may_be_estimated_first_or_left_to_the_library(tmp_path):
@@ -138,7 +139,7 @@ def test_k_may_be_estimated_first_or_left_to_the_library(tmp_path):
     tbptt = config.make_tbptt(config.model())
     assert config.setting == "recommended"
     assert type(tbptt.controller).__name__ == "BestGuess"
-    assert (tbptt.losses, tbptt.losses_per_k) == (10, 1.0)
+    assert (tbptt.losses, tbptt.overlap, tbptt.long_windows) == (10, False, 160)
     assert train_run(config, tmp_path / "own", show=False).fit.epochs == 2
 
 

@@ -146,8 +146,10 @@ def test_two_processes_follow_the_recommended_loop_as_one_does(tmp_path):
     """Both draw the same random contexts, add up the same levels, and agree about long windows."""
     base = at.truncate.BestGuess(k_max=12)
     options = {"control": at.Unbiased(24, 0.5, base=base), "losses": 3, "losses_per_k": 1.0}
-    options["long_windows"] = 9
+    options |= {"long_windows": 9, "epochs": 6}
     parameters, losses, ks = train_own_loop(**options)
+    usual = train_own_loop(**{**options, "long_windows": 0})
+    assert len(losses) < len(usual[1]), "there were no long windows: the test shows nothing"
     theirs, their_losses, their_ks = on_ranks(tmp_path, 2, train_own_loop, **options)
     assert their_ks == ks
     assert_close(theirs, parameters)

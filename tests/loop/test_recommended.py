@@ -81,9 +81,10 @@ def test_windows_grow_to_twice_k():
             window.backward()
             optimizer.step()
             optimizer.zero_grad()
-            seen.append((window.first - window.start, window.usual, tbptt.k))
+            seen.append((window.first - window.start, window.rated_losses, tbptt.k))
     assert {context for context, _, _ in seen} == {0}
-    assert all(usual == max(20, 2 * k) for _, usual, k in seen)
+    assert all(rated <= max(20, 2 * k) for _, rated, k in seen)
+    assert (0, 2 * tbptt.k, tbptt.k) in seen
     assert tbptt.k >= 32
 
 
@@ -131,8 +132,8 @@ def test_estimates_that_change_nothing_become_rarer():
     assert count_confirmed(past((4, best), (4, best), (4, best), (4, best))) == 2
     assert count_confirmed(past((4, best), (4, best), (2, best))) == 0
     assert count_confirmed(past((2, best), (4, best), (4, best))) == 1
-    assert count_confirmed(past((4, best), (4, "KEPT"))) == 0  # noise confirms nothing
-    assert count_confirmed(past((4, "KEPT"), (4, best))) == 1
+    assert count_confirmed(past((4, best), (4, "HIDDEN"))) == 0  # noise confirms nothing
+    assert count_confirmed(past((4, "HIDDEN"), (4, best))) == 1
     assert (steps(1), steps(2)) == (2 * steps(0), 4 * steps(0))
 
 
@@ -148,7 +149,7 @@ def test_lightning_may_ask_for_estimates_in_the_middle_of_an_epoch():
 
 def test_a_resumed_loop_waits_as_long_as_one_that_was_not_stopped():
     tbptt = at.AdaptiveTBPTT(nn.RNN(1, 2), F.mse_loss)
-    tbptt.history = [Estimate(i, 0, 0.5, 0.1, "KEPT", "") for i in range(3)]
+    tbptt.history = [Estimate(i, 0, 0.5, 0.1, "HIDDEN", "") for i in range(3)]
     tbptt._tally.trained = 1_000_000  # so many that news decide
     at_once = tbptt.steps_between_estimates(None)
     tbptt._tally.trained += 20_000

@@ -16,7 +16,7 @@ def weight():
 
 
 def window(losses):
-    return SimpleNamespace(losses=losses, usual=losses)
+    return SimpleNamespace(rated_losses=losses)
 
 
 @pytest.mark.parametrize(("rule", "factor"), [("sqrt", 3.0), ("linear", 9.0), ("none", 1.0)])

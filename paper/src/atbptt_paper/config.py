@@ -235,9 +235,9 @@ class TrainConfig(ABC):
         if given.get("recommended"):
             given |= {"delta": None, "k": None}
         elif given.get("k") is not None:
-            given.setdefault("delta", None)
+            given = {"delta": None, "recommended": False} | given
         elif given.get("delta") is not None:
-            given.setdefault("k", None)
+            given = {"k": None, "recommended": False} | given
         return dataclasses.replace(self, **given)
 
     def to_toml(self) -> str:

@@ -11,6 +11,7 @@ from .truncation import Limits, Outcome, TruncationDecision
 def guess(curve: LevelCurve, limits: Limits) -> TruncationDecision:
     """Return the smallest context from which on the estimated bias is at most delta.
 
+    The longest context that was measured is the reference: what lies beyond it counts for nothing.
     If noise hides the mean gradient, what single groups of windows miss stands in for its bias. k
     may then grow, but it does not fall: a shorter context may lose what noise hides.
 
@@ -22,21 +23,16 @@ def guess(curve: LevelCurve, limits: Limits) -> TruncationDecision:
     # The bias need not fall monotonically: a context counts only if all longer ones do.
     worst = np.maximum.accumulate(found[::-1])[::-1]
     inside = [c for c in curve.contexts if limits.k_min <= c <= limits.k_max]
-    met = [c for c in inside if worst[curve.at(c)] <= limits.delta]
-    k = met[0] if met else inside[-1]
-    delta = f"delta={limits.delta:g}"
+    k = next((c for c in inside if worst[curve.at(c)] <= limits.delta), inside[-1])
     if curve.hidden:
-        k, outcome = max(k, limits.k_now or 0), Outcome.KEPT
+        k, outcome = max(k, limits.k_now or 0), Outcome.HIDDEN
         message = f"noise hides the gradient of {curve.samples} losses; using k={k}"
-    elif not met:
-        outcome = Outcome.BEYOND_MAXIMUM
-        message = (
-            f"no k up to {limits.k_max} meets {delta}: the bias at {k} is about "
-            f"{curve.relative_at(k):.3g}; using {k}"
-        )
     else:
         outcome = Outcome.BEST_GUESS
-        message = f"k={k} probably meets {delta}: its bias is about {curve.relative_at(k):.3g}"
+        message = (
+            f"k={k}: with {k} steps of context the bias is about {curve.relative_at(k):.3g}, "
+            f"beside {curve.contexts[-1]} steps"
+        )
     return TruncationDecision(
         k=k,
         relative_bias=curve.relative_at(k),

@@ -23,7 +23,7 @@ class Outcome(Enum):
         UNRESOLVED: noise hides the answer; more samples are needed.
         HELD_BACK: a wrapper keeps k below the one that meets delta.
         BEST_GUESS: the estimate at k meets delta; its upper limit may not.
-        KEPT: noise hides which k would be the best guess.
+        HIDDEN: noise hides the best guess; k does not fall.
     """
 
     MET = "met"
@@ -34,8 +34,8 @@ class Outcome(Enum):
     NO_BOUND = "the relative bias has no bound"
     UNRESOLVED = "hidden by noise, more samples are needed"
     HELD_BACK = "held back by a wrapper"
-    BEST_GUESS = "probably met"
-    KEPT = "noise hides the best guess"
+    BEST_GUESS = "the best guess"
+    HIDDEN = "noise hides the best guess"
 
     @property
     def met(self) -> bool:

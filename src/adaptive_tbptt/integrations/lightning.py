@@ -184,7 +184,7 @@ class TBPTTModule(LightningModule):
         with flushed_denormals():
             loss = window.loss()
             self.manual_backward(loss)
-        self._losses = window.losses
+        self._losses = window.rated_losses
         scale.step(window)
         optimizer.step()
         optimizer.zero_grad()

@@ -49,8 +49,9 @@ class AdaptiveTBPTT:
             length of its windows, twice the smallest K with an estimated bias of at most 0.2
             (`BestGuess`), and at least 20. Once the training loss has stalled, long windows are
             among them. A whole number is `FixedTruncation(k)`, a fraction `BiasTolerance(delta)`.
-        losses: K2, the steps of a window that carry a loss; None is `losses_per_k` times K. The
-            window is K + K2 steps, so that every loss sees lags 0..K whatever K2 is.
+        losses: K2, the steps of a window that carry a loss; None is `losses_per_k` times K, and 20
+            in the recommended loop. With `overlap` the window is K + K2 steps, so that every loss
+            sees lags 0..K whatever K2 is.
         losses_per_k: K2 as a multiple of K; None is 1, the paper's choice, unless you pass
             `losses`, and 2 in the recommended loop. With both, K2 is the larger of the two.
         overlap: False leaves the context out: BPTT(K2, K2), as frameworks do it. The first loss of

@@ -15,7 +15,7 @@ from ..truncate.wrappers import Wrapper
 def as_controller(truncation: Controller | float | None) -> Controller:
     """Return a controller; a number between 0 and 1 is a tolerance, a whole number is K.
 
-    None is the recommended one: `BestGuess`.
+    None is the recommended one, `BestGuess`.
 
     >>> as_controller(35)
     FixedTruncation(k=35)

@@ -20,7 +20,7 @@ class Windows:
         self._owner, self._stream = owner, stream
 
     def __len__(self) -> int:
-        """Return how many windows are left if K does not change.
+        """Return how many windows are left if K does not change and none is a long one.
 
         K may change, so the number is a forecast. If a scheduler should follow the data rather than
         the number of updates, step it by `window.progress`.

@@ -21,7 +21,7 @@ class LongWindows:
     Attributes:
         losses: steps of a long window, all with a loss; 0 for no long windows.
         begun: whether the training loss has stalled.
-        owed: steps of usual windows since the last long one.
+        owed: steps of usual windows that no step of a long one has followed yet.
     """
 
     losses: int
@@ -41,5 +41,6 @@ class LongWindows:
             stalled: whether the loss of usual windows has stopped falling.
         """
         if self.begun:
-            self.owed = 0 if long else self.owed + steps
+            # The end of the stream may cut a long window off; the rest is owed still.
+            self.owed = max(self.owed - steps, 0) if long else self.owed + steps
         self.begun = self.begun or (stalled and self.losses > 0)

@@ -21,7 +21,7 @@ class SoFar(NamedTuple):
     Attributes:
         estimates: estimates of K.
         trained: steps trained on.
-        confirmed: newest estimates in a row that found the K in use to have the best pace.
+        confirmed: newest estimates in a row that confirmed the K in use.
     """
 
     estimates: int
@@ -30,7 +30,7 @@ class SoFar(NamedTuple):
 
 
 def count_confirmed(history: Sequence[Estimate]) -> int:
-    """Count the newest estimates in a row that found the K in use to have the best pace.
+    """Count the newest estimates in a row that confirmed the K in use.
 
     It stops at `STEADY`: the wait doubles no more often.
     """
@@ -50,8 +50,8 @@ def steps_between(
 
     The paper's gauges estimate once per epoch. Parameters move fast at first, so `MeasuredGauge`
     estimates again each time that the trained steps have grown by a share. Neither reads more than
-    that share of the steps of training, after the first estimate. An estimate that confirms the K
-    in use doubles the wait for the next one, twice at most.
+    that share of the steps of training, after the first estimate at trained parameters. An estimate
+    that confirms the K in use doubles the wait for the next one, twice at most.
 
     Args:
         request: what an estimate measures.
@@ -72,7 +72,7 @@ def steps_between(
     affordable = math.ceil(cost / defaults.ESTIMATE_SHARE)
     if not by_level:
         return max(epoch or 0, affordable)
-    if so_far.estimates == 0:
+    if so_far.trained == 0 or so_far.estimates == 0:
         return affordable // EARLY
     news = math.ceil(so_far.trained * defaults.ESTIMATE_SHARE)
     return max(affordable, news) << so_far.confirmed

@@ -106,16 +106,16 @@ class StepScale:
     def step(self, window: Window) -> None:
         """Set the factor of the coming `optimizer.step()`; it holds until the next call.
 
-        The factor follows `window.losses`: the last window of an epoch may carry fewer losses,
-        and then takes a smaller step. One of the long windows of a loop takes a usual step: a rate
-        close to the largest that works does not get larger with it.
+        The factor follows `window.rated_losses`: the last window of an epoch may carry fewer
+        losses, and then takes a smaller step. One of the long windows of a loop takes a usual step:
+        a rate close to the largest that works does not get larger with it.
         """
-        if not hasattr(window, "losses"):
+        if not hasattr(window, "rated_losses"):
             raise TypeError(
                 f"step takes the window whose gradient is applied, got {type(window).__name__}: "
                 "write scale.step(window)"
             )
-        self.factor = _FACTORS[self.rule](min(window.losses, window.usual))
+        self.factor = _FACTORS[self.rule](window.rated_losses)
 
     def remove(self) -> None:
         """Remove the hooks, and restore a rate that a failed step left scaled."""

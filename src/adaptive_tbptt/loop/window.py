@@ -33,7 +33,7 @@ class Span(NamedTuple):
         stop: the step after the last.
         planned: K2 as planned; the last window of an epoch may carry fewer.
         following: where the next window starts if K stays.
-        usual: K2 of a usual window; one of `LongWindows` has more.
+        usual: K2 of a window that is none of `LongWindows`.
         factors: by step of the stream, the factor on the gradient of the state there.
     """
 
@@ -79,7 +79,8 @@ class Window:
     stream begins with this window.
 
     Attributes:
-        k: truncation length: every loss sees lags 0..k, as far as the stream has a past.
+        k: truncation length: every loss sees lags 0..k, as far as the stream has a past. With
+            `overlap=False` see `reach` instead.
         start: first step of the window.
         first: first step that carries a loss.
         stop: the step after the last.
@@ -88,7 +89,8 @@ class Window:
         reach: the largest lag that the first and the last loss of the window see.
         factors: by step of the stream, the factor on the gradient of the state there; empty unless
             the truncation is `Unbiased`.
-        usual: K2 of the windows around; one of the long windows has more losses.
+        rated_losses: losses that the rate and the clipping follow: those of the window, and at most
+            those of a usual window, since one of the long windows takes no longer step.
         weight: number of unmasked losses; None until the loss is computed.
     """
 
@@ -103,8 +105,9 @@ class Window:
         recompute: int | None = None,
     ) -> None:
         self.k, self.start, self.first, self.stop = span[:4]
-        self._planned, self._following, self.usual, self.factors = span[4:]
+        self._planned, self._following, usual, self.factors = span[4:]
         self.losses = self.steps = self.stop - self.first
+        self.rated_losses, self._long = min(self.losses, usual), self._planned > usual
         self.reach = self.first - self.start, self.stop - 1 - self.start
         self.weight: float | None = None
         self._objective, self._stream, self._ranks = objective, stream, ranks
@@ -169,10 +172,10 @@ class Window:
     def _note(self, loss: Tensor) -> None:
         """Tell the trend, and which windows are to be long; on all processes the same."""
         assert self.weight is not None
-        tally, long = self._tally, self._planned > self.usual
-        if self.weight > 0 and not long:
+        tally = self._tally
+        if self.weight > 0 and not self._long:
             tally.trend.add(loss)
-        tally.long.note(self.steps, long, bool(tally.trend.stalled))
+        tally.long.note(self.steps, self._long, bool(tally.trend.stalled))
 
     def _marks(self, context: int, segment: Segment) -> list[int]:
         """Return the step where the next window starts, so that its state is held."""

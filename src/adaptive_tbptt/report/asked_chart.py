@@ -69,15 +69,15 @@ def _verdict(run: Run, estimated: Array, measured: Array) -> str:
             continue
         seen = finite(values)
         middle = f"median {np.median(seen):.3g}" if len(seen) else "none with a bound"
-        if run.delta is None:
+        if run.delta is None or run.guessed:
             parts.append(f"{len(values)} {what}, {middle}")
         else:
             kept = int((values <= run.delta).sum())  # NaN stands for an infinite bound: not kept
             parts.append(f"{kept} of {len(values)} {what} at most delta, {middle}")
-    if run.delta is not None:
+    if run.guessed:
+        asked = "K is the best guess"
+    elif run.delta is not None:
         asked = f"asked {run.delta:g}"
-    elif len(run.probes):
-        asked = "K chosen for its pace"
     else:
         asked = f"K fixed at {run.epochs.last['k']}"
     return f"{asked}; {'; '.join(parts) or 'the bias was not estimated'}"

@@ -101,9 +101,14 @@ class Run:
     @property
     def setting(self) -> str:
         """What was asked for, such as delta=0.1 or K=10."""
-        if self.delta is not None:
-            return f"delta={self.delta:g}"
-        return "best pace" if len(self.probes) else f"K={self.epochs.last['k']}"
+        if self.guessed:
+            return "recommended"
+        return f"K={self.epochs.last['k']}" if self.delta is None else f"delta={self.delta:g}"
+
+    @property
+    def guessed(self) -> bool:
+        """Whether K was the best guess, which promises no bias."""
+        return self.probes.last.get("outcome") in ("BEST_GUESS", "HIDDEN", "BEST_PACE", "KEPT")
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:

@@ -307,13 +307,15 @@ class Trainer:
         except RuntimeError as error:
             if not any(sign in str(error) for sign in OUT_OF_MEMORY):
                 raise
+            long = window.rated_losses < window.losses
             raise TrainingError(
                 f"not enough memory for a window with K = {window.k} and {window.losses} losses, "
-                f"in epoch {self.epoch + 1}: lower k_max (or the fixed K), losses or the batch "
+                f"in epoch {self.epoch + 1}: pass recompute=50, or lower "
+                f"{'long_windows' if long else 'k_max (or the fixed K), losses'} or the batch "
                 f"size{self.folder.what_is_safe()}"
             ) from error
         if self.clip is not None:
-            self.clip(self.tbptt.parameters, window.losses)
+            self.clip(self.tbptt.parameters, window.rated_losses)
         self.scale.step(window)
         self.optimizer.step()
         self.optimizer.zero_grad()

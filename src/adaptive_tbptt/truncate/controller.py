@@ -67,7 +67,9 @@ class TruncationState:
         """Undo `to_dict`."""
         decision = saved["decision"]
         if decision is not None:
-            decision = TruncationDecision(**{**decision, "outcome": Outcome[decision["outcome"]]})
+            before = {"BEST_PACE": "BEST_GUESS", "KEPT": "HIDDEN"}  # names of older checkpoints
+            name = before.get(decision["outcome"], decision["outcome"])
+            decision = TruncationDecision(**{**decision, "outcome": Outcome[name]})
         inner = None if saved["inner"] is None else TruncationState.from_dict(saved["inner"])
         evidence = saved.get("evidence") or None  # old checkpoints hold a list
         if isinstance(evidence, dict):

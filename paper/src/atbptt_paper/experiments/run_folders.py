@@ -29,13 +29,16 @@ def open_run(folder: Path) -> RunTarget | None:
     best = folder / "checkpoints" / "best.safetensors"
     load_model(model, load_checkpoint(best), best)
     row = best_epoch(folder)
+    k, losses = row.get("k"), config.losses
+    if config.recommended:  # its windows have no context
+        k, losses = 0, config.make_tbptt(model).losses_per_window(k or 0)
     return RunTarget(
         model=model,
         loss_fn=config.loss_fn,
         streams=config.streams(),
         delta=config.delta,
-        k=row.get("k"),
-        losses=config.losses,
+        k=k,
+        losses=losses,
         losses_per_k=config.losses_per_k,
         lags=config.lags,
         burn_in=config.burn_in,
