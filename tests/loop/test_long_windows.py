@@ -91,7 +91,7 @@ def test_what_the_end_of_the_stream_cuts_off_is_owed_still():
             starts.append(first)
         long.note(steps, at_once > 20, stalled=False)
         first = (first + steps) % 900
-    assert len(set(starts)) > 6
+    assert set(starts[:3]).isdisjoint(starts[3:6])
 
 
 def test_a_long_window_takes_no_longer_step():
