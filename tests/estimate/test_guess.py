@@ -42,7 +42,7 @@ def test_the_smallest_context_from_which_on_delta_is_met(added, delta, k):
     found = choose(curve(added), delta)
     assert (found.k, found.outcome, found.delta) == (k, Outcome.BEST_GUESS, delta)
     assert f"k={k}: with {k} steps of context the bias is about" in found.message
-    assert found.message.endswith("beside 16 steps")
+    assert found.message.endswith("against 16 steps")
 
 
 def test_limits_are_kept():

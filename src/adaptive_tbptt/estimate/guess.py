@@ -31,7 +31,7 @@ def guess(curve: LevelCurve, limits: Limits) -> TruncationDecision:
         outcome = Outcome.BEST_GUESS
         message = (
             f"k={k}: with {k} steps of context the bias is about {curve.relative_at(k):.3g}, "
-            f"beside {curve.contexts[-1]} steps"
+            f"against {curve.contexts[-1]} steps"
         )
     return TruncationDecision(
         k=k,
