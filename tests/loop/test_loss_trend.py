@@ -40,6 +40,16 @@ def test_a_loss_that_falls_like_a_power_is_falling_however_late(power, shift):
     assert set(said[255:]) == {False}
 
 
+def test_rare_large_values_do_not_hide_that_the_others_fall():
+    rng = np.random.default_rng(0)
+    falling = np.arange(1, 600) ** -0.5 * np.exp(rng.standard_normal(599))
+    falling[rng.random(599) < 0.02] *= 30.0
+    assert set(feed(falling)[1][255:]) == {False}
+    below = falling.copy()
+    below[0] = -1e-9  # one that has no logarithm: all are compared as they are
+    assert feed(below)[0].stalled is True
+
+
 def test_a_plateau_stalls_and_its_end_is_seen():
     fall, flat = np.linspace(2.0, 1.0, 100), np.ones(1900)
     said = feed(noisy(np.concatenate([fall, flat, np.linspace(1.0, 0.2, 3000)])))[1]

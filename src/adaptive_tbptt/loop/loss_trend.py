@@ -3,6 +3,9 @@
 Blocks of windows double in length: windows 65 to 128, 129 to 256, 257 to 512, ... Each block is
 compared with the one before it. A loss that falls like a power of the number of updates falls by
 the same factor from block to block, however late it is; on a plateau two blocks are equal.
+
+Logarithms of the losses are compared: squared errors have rare large values, which would hide that
+most of them fall. A loss that may be negative is compared as it is.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ class LossTrend:
         self._windows = 0
         self._block = [0.0, 0.0, 0.0]  # windows, their mean loss, sum of squared deviations
         self._before: list[float] | None = None
+        self._positive = True  # all losses so far
 
     def add(self, loss: Tensor) -> None:
         """Add the loss of a window."""
@@ -41,7 +45,10 @@ class LossTrend:
             self._read()
 
     def _read(self) -> None:
-        for value in self._drained():
+        for loss in self._drained():
+            if loss <= 0.0 and self._positive:
+                self._positive, self._before, self._block = False, None, [0.0, 0.0, 0.0]
+            value = math.log(loss) if self._positive else loss
             self._windows += 1
             block = self._block
             block[0] += 1.0
@@ -72,6 +79,7 @@ class LossTrend:
             "windows": self._windows,
             "block": list(self._block),
             "before": self._before,
+            "positive": self._positive,
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -79,3 +87,4 @@ class LossTrend:
         self._pending = []
         self.stalled, self._windows = saved["stalled"], saved["windows"]
         self._block, self._before = list(saved["block"]), saved["before"]
+        self._positive = saved.get("positive", False)  # older checkpoints compared losses
